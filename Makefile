@@ -1,0 +1,42 @@
+# A virtual environment of its own, and the few commands a day needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+WORKERS ?= 2
+# One thread a process: the test workers are the parallelism.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+.PHONY: setup demo test test-slow lint format clean
+
+setup: $(STAMP)
+
+# torch first and pinned: an index that carries the CPU build serves it for this exact version.
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench,demo]'
+	touch $@
+
+demo: setup
+	$(BIN)/outrider demo
+
+test: lint
+	$(PYTEST)
+
+test-slow: setup
+	$(PYTEST) -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,40 @@
+"""The one family of errors: everything Outrider raises on purpose derives from `OutriderError`.
+
+A message names the bad input and the remedy in one line, so that a command line can print it as it is.
+"""
+
+
+class OutriderError(Exception):
+    """Something the caller can mend; the message says what and how."""
+
+
+class InputError(OutriderError, ValueError):
+    """A value that cannot be used: a prompt, a parameter, a file."""
+
+
+class UnknownName(OutriderError, LookupError):
+    """A method, model or option name that does not exist; the message lists the known ones."""
+
+
+class UnsupportedModel(OutriderError):
+    """An architecture that this runtime cannot run exactly."""
+
+
+class UnsupportedDraws(OutriderError):
+    """A tree whose draws a verification rule cannot honour exactly."""
+
+
+class EmptySupport(OutriderError):
+    """Penalties, bans and constraints together left no token to choose."""
+
+
+class MissingExtra(OutriderError, ImportError):
+    """A feature whose optional dependency is not installed; the message names the extra."""
+
+
+class BusyEngine(OutriderError, RuntimeError):
+    """A second thread used an engine that is working for another one."""
+
+
+class ClosedEngine(OutriderError, RuntimeError):
+    """The engine was closed."""

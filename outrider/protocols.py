@@ -1,0 +1,245 @@
+"""What each part may ask of the others, and the records that cross between them.
+
+Everything is per *slot* (one running sequence) and batched over slots; a batch of one is not special. Methods that
+change state say so; the records are immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.tree import Law, QRow, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter wants from the target besides the logits that every verify step yields."""
+
+    logits: bool = False  # also for the rows of the prefill
+    hidden: tuple[int, ...] = ()  # as in transformers' hidden_states: i is the input of 0-based layer i; -1 the last
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(self.logits or other.logits, tuple(sorted({*self.hidden, *other.hidden})))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The target's answer for the rows of one slot."""
+
+    logits: Tensor | None  # [rows, V], raw, in the model's dtype; None where nobody asked (prefill)
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of one slot's prompt that went through the target: tokens at positions start .. start + len."""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much to propose, decided before anything is drawn. Zero nodes means: do not speculate this step."""
+
+    nodes: int
+    depth: int
+
+    def __and__(self, other: Budget) -> Budget:
+        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Accepted nodes from the first candidate down, and the target's own token after the last of them."""
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What happened to one slot in one step; what drafters and statistics learn from."""
+
+    tree: TokenTree
+    verdict: Verdict
+    emitted: tuple[int, ...]  # tokens that became text: cut where the sequence stopped
+    scores: Scores  # the target's rows along the tree, in node order
+
+    @property
+    def gain(self) -> int:
+        """Tokens the step was worth, the target's own included: 1 for plain decoding."""
+        return len(self.verdict.path) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Wall-clock seconds of one step of the whole batch, and its size."""
+
+    draft: float
+    verify: float
+    rest: float
+    rows: int  # rows that went through the target, all slots together
+    batch: int
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.rest
+
+
+class Context(Protocol):
+    """A live view of one sequence. `tokens` ends with the pending token; it grows between steps."""
+
+    @property
+    def prompt(self) -> Sequence[int]: ...
+    @property
+    def output(self) -> Sequence[int]: ...
+    @property
+    def tokens(self) -> NDArray[np.int64]: ...  # prompt and output, a view; do not keep it across steps
+    @property
+    def temperature(self) -> float: ...
+    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
+        """The draft's law after `path`: warped as the target's rows are, cut to the `width` likeliest, renormalised."""
+        ...
+
+
+class Rows(Protocol):
+    """The target's processed next-token law at each node of one tree, computed when asked for."""
+
+    @property
+    def greedy(self) -> bool: ...
+    def probs(self, node: int) -> Tensor: ...  # [V], float32, sums to 1
+    def argmax(self, node: int) -> int: ...
+
+
+class Noise(Protocol):
+    """The only source of randomness of drafters and verifiers, so that a test can branch on every outcome.
+
+    `node` and `draw` key the random bits: one decision has one key, and no key is used twice in a step.
+    """
+
+    def coin(self, p: float, node: int, draw: int) -> bool:
+        """True with probability p."""
+        ...
+
+    def draw(self, weights: Tensor | NDArray[np.float64], node: int, draw: int) -> int:
+        """An index, with probability proportional to its weight."""
+        ...
+
+    def pick(self, probs: Tensor, depth: int) -> int:
+        """An index by the target's own noise at this absolute position: the same for any tree, drafter or batch."""
+        ...
+
+
+class Target(Protocol):
+    """Runs the model. All methods change state except `length`."""
+
+    vocab_size: int
+    max_context: int  # positions a sequence may use
+    max_rows: int  # rows of one tree that fit behind the committed prefix
+
+    @property
+    def free_slots(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    def acquire(self) -> int: ...
+    def release(self, slot: int) -> None: ...
+    def fork(self, slot: int) -> int: ...
+    def length(self, slot: int) -> int: ...  # committed tokens in the cache; the pending one is not among them
+
+    def prefill(
+        self, slots: Sequence[int], prompts: Sequence[Sequence[int]], needs: Needs
+    ) -> Iterator[list[Chunk]]: ...  # runs all but the last prompt token, which stays pending; must be exhausted
+
+    def verify(
+        self, slots: Sequence[int], trees: Sequence[TokenTree], needs: Needs, done: Sequence[int] | None = None
+    ) -> list[Scores]: ...  # `done[i]`: leading nodes of tree i already run since the last commit; rows cover the rest
+
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None: ...  # pending token and path stay
+
+
+class Source(Protocol):
+    """A drafter's inner next-token law, unrolled by a grower one tree level at a time over the whole batch."""
+
+    name: str
+    needs: Needs
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None: ...
+    def end(self, slot: int) -> None: ...
+    def start(self, slots: Sequence[int]) -> list[QRow]: ...  # the law after each slot's pending token
+    def extend(
+        self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]
+    ) -> list[list[QRow]]: ...  # the laws after nodes done[i].. of each tree; earlier nodes were given before
+    def observe(self, slot: int, record: StepRecord) -> None: ...
+
+
+class Grower(Protocol):
+    """Unrolls a source into one tree a slot. Knows no model."""
+
+    def grow(
+        self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
+        noise: Sequence[Noise | None],
+    ) -> list[TokenTree]: ...  # no noise for a slot: nothing is drawn, the likeliest tokens are point masses  # fmt: skip
+
+
+class Drafter(Protocol):
+    """Proposes a tree a slot. Can be wrong, never harmful: a bad proposal costs time only."""
+
+    name: str
+    needs: Needs
+    shared_noise: bool  # draws with the target's own stream, which every coupled rule refuses
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None: ...
+    def end(self, slot: int) -> None: ...
+    def propose(
+        self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]
+    ) -> list[TokenTree]: ...
+    def observe(self, slot: int, record: StepRecord) -> None: ...
+
+
+class Verifier(Protocol):
+    """An exact acceptance rule for the laws in `honours`; refuses other draws with `UnsupportedDraws`."""
+
+    name: str
+    honours: frozenset[Law]
+    coupled: bool  # its decisions depend on the draws, so equal seeds repeat only for the same method and batch
+
+    def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict: ...
+
+
+class Controller(Protocol):
+    """Decides how much to speculate from past steps only."""
+
+    name: str
+
+    def begin(self, slot: int) -> None: ...
+    def end(self, slot: int) -> None: ...
+    def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]: ...
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None: ...
+
+
+class Constraint(Protocol):
+    """Reshapes the target's law before verification, from the node's own path; grammars and foreign processors."""
+
+    def reshape(self, tokens: NDArray[np.int64], logits: Tensor) -> Tensor: ...  # context and path; [V] -> [V]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A method made ready to run: what the engine needs of it, and nothing concrete."""
+
+    name: str
+    drafter: Drafter | None  # None: plain decoding
+    verifier: Verifier
+    controller: Controller
+    lossless: bool = True
+    options: Any = None

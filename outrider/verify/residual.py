@@ -1,0 +1,40 @@
+"""Arithmetic of rejection: the acceptance ratio of one draw, and the target's law that is left after a rejection.
+
+The law p_j after j - 1 rejections is carried as unnormalised weights and their sum, `left / mass`, so that a rejection
+touches only the tokens of the draft row: norm([p_j - q]+) has the weights [left - mass q]+. Works in the dtype of the
+target's row and on its device; one copy of the row a rejection.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.errors import UnsupportedDraws
+from outrider.tree import Draw, QRow
+
+
+def accept_ratio(left: Tensor, mass: float, draw: Draw) -> float:
+    """min(1, p(x) / q(x)) for the drawn token x; a token outside the target's vocabulary has p(x) = 0."""
+    assert draw.row is not None, "a point mass has no ratio"
+    q = draw.row.prob(draw.token)
+    if q <= 0.0:
+        raise UnsupportedDraws(
+            f"token {draw.token} cannot have been drawn from a row that gives it no probability; "
+            "hand over the row that the draw was made from"
+        )
+    p = float(left[draw.token]) if draw.token < left.numel() else 0.0
+    return min(1.0, p / (mass * q))
+
+
+def after_rejection(left: Tensor, mass: float, row: QRow) -> tuple[Tensor, float]:
+    """Weights and sum of norm([p - q]+). Exact for "no proposal" too, where q sums below 1."""
+    inside = row.ids < left.numel()
+    ids, probs = (row.ids, row.probs) if inside.all() else (row.ids[inside], row.probs[inside])
+    at = torch.from_numpy(ids).to(left.device)
+    q = torch.from_numpy(probs).to(left.device, left.dtype)
+    rest = left.index_put((at,), (left[at] - mass * q).clamp_(min=0.0))  # a new tensor: `left` may be the caller's row
+    total = float(rest.sum(dtype=torch.float64))
+    # Nothing left means p <= q everywhere, where a true rejection has probability 0: this one came from rounding, its
+    # chance is of that size, and keeping p is as close to the target's law as the numbers allow.
+    return (rest, total) if total > 0.0 else (left, mass)

@@ -1,0 +1,161 @@
+"""The noise streams: equal bits everywhere, the right laws, and no key used twice.
+
+Chi-square tests run on fixed seeds with a false-alarm rate of 1e-4 each, so they repeat exactly.
+"""
+
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.noise import (
+    _GOLDEN,
+    DRAFT,
+    TARGET,
+    VERIFY,
+    StreamNoise,
+    fresh_seed,
+    inverse,
+    key,
+    mix,
+    race,
+    uniform,
+    uniforms,
+)
+
+FALSE_ALARM = 1e-4
+CPU = torch.device("cpu")
+words = st.integers(0, 2**64 - 1)
+
+
+def assert_counts_follow(counts: np.ndarray, probs: np.ndarray) -> None:
+    expected = counts.sum() * probs
+    assert (counts[probs == 0] == 0).all()
+    live = probs > 0
+    statistic = float((((counts - expected) ** 2)[live] / expected[live]).sum())
+    freedom = int(live.sum()) - 1
+    spread = 2 / (9 * freedom)  # Wilson and Hilferty: the cube root of a chi-square is nearly normal
+    assert statistic < freedom * (1 - spread + NormalDist().inv_cdf(1 - FALSE_ALARM) * math.sqrt(spread)) ** 3
+
+
+@given(words, st.integers(1, 200))
+def test_tensor_bits_equal_scalar_bits(stream: int, count: int) -> None:
+    expected = [uniform(mix(stream + (i + 1) * _GOLDEN)) for i in range(count)]
+    assert uniforms(stream, count, CPU).tolist() == expected
+
+
+def test_mix_is_the_published_splitmix64() -> None:
+    # the first outputs of the reference generator started at seed 1234567
+    assert [mix(1234567 + (i + 1) * _GOLDEN) for i in range(3)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+
+
+def test_uniform_never_reaches_its_ends() -> None:
+    assert 0.0 < uniform(0) < 1e-15
+    assert 1.0 - 1e-15 < uniform(2**64 - 1) < 1.0
+
+
+def test_uniforms_fill_the_interval_evenly() -> None:
+    u = uniforms(key(3, 1, 4), 200_000, CPU).numpy()
+    assert_counts_follow(np.bincount((u * 100).astype(int), minlength=100), np.full(100, 0.01))
+    pairs = (u[::2] * 10).astype(int) * 10 + (u[1::2] * 10).astype(int)  # neighbours are independent
+    assert_counts_follow(np.bincount(pairs, minlength=100), np.full(100, 0.01))
+
+
+def test_first_uniforms_of_successive_keys_are_even() -> None:
+    u = np.array([uniform(key(1, 0, VERIFY, step, 2, 0, 0)) for step in range(20_000)])
+    assert_counts_follow(np.bincount((u * 50).astype(int), minlength=50), np.full(50, 0.02))
+    pairs = (u[::2] * 7).astype(int) * 7 + (u[1::2] * 7).astype(int)
+    assert_counts_follow(np.bincount(pairs, minlength=49), np.full(49, 1 / 49))
+
+
+def test_race_draws_from_its_probabilities() -> None:
+    probs = torch.tensor([0.4, 0.0, 0.3, 0.1, 0.1, 0.07, 0.03])
+    counts = np.bincount([race(probs, key(9, i)) for i in range(20_000)], minlength=7)
+    assert_counts_follow(counts, probs.double().numpy())
+
+
+@given(words, st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e-6), st.floats(0.01, 1.0)), min_size=1, max_size=60))
+def test_race_equals_the_argmin_over_all_tokens(stream: int, weights: list[float]) -> None:
+    weights[stream % len(weights)] += 0.5
+    probs = torch.tensor(weights, dtype=torch.float64)
+    probs = (probs / probs.sum()).float()
+    u = uniforms(stream, len(weights), CPU).tolist()
+    times = [-math.log1p(-x) / p if p > 0 else math.inf for x, p in zip(u, probs.double().tolist(), strict=True)]
+    won = race(probs, stream)
+    assert probs[won] > 0 and times[won] == pytest.approx(min(times), rel=1e-12)
+
+
+def test_race_keeps_the_favourite_at_the_smallest_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    for p in np.linspace(0.05, 1.0, 200):
+        tiny = torch.full((3,), 2.0**-53, dtype=torch.float64)
+        monkeypatch.setattr("outrider.noise.uniforms", lambda *_, tiny=tiny: tiny)
+        assert race(torch.tensor([0.0, p, 0.0], dtype=torch.float64), 0) == 1
+
+
+def test_coin_has_its_probability_and_sure_coins_are_sure() -> None:
+    noise = [StreamNoise(5, 0, VERIFY, step, 10) for step in range(10_000)]
+    heads = sum(n.coin(0.3, 1, 0) for n in noise)
+    assert_counts_follow(np.array([heads, len(noise) - heads]), np.array([0.3, 0.7]))
+    assert all(n.coin(1.0, 1, 0) for n in noise) and not any(n.coin(0.0, 1, 0) for n in noise)
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_draw_is_proportional_to_weight(tensor: bool) -> None:
+    weights = np.array([0.0, 2.0, 0.0, 1.0, 5.0, 0.0])
+    given_weights = torch.from_numpy(weights) if tensor else weights
+    drawn = [StreamNoise(5, 0, DRAFT, step, 10).draw(given_weights, 0, 0) for step in range(10_000)]
+    assert_counts_follow(np.bincount(drawn, minlength=6), weights / weights.sum())
+
+
+@given(
+    st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e-200), st.floats(1e-3, 1e3)), min_size=1, max_size=40),
+    st.one_of(st.just(uniform(0)), st.just(uniform(2**64 - 1)), words.map(uniform)),
+)
+def test_inverse_never_returns_a_zero_weight(weights: list[float], u: float) -> None:
+    weights[len(weights) // 2] += 0.1
+    array = np.array(weights)
+    index = inverse(array, u)
+    assert array[index] > 0
+    assert inverse(torch.from_numpy(array), u) == index
+    assert array[:index].sum() <= u * array.sum() * (1 + 1e-9)
+
+
+def test_inverse_at_the_edges_of_its_steps() -> None:
+    assert inverse(np.array([0.5, 0.0, 0.5]), 0.5) == 2  # a step holds its lower end, not its upper one
+    assert inverse(np.array([0.0, 5e-324]), 0.25) == 1  # u times the total vanishes
+    with pytest.raises(AssertionError):
+        inverse(np.zeros(3), 0.5)
+
+
+def test_a_coin_and_a_draw_under_one_key_are_independent() -> None:
+    noise = [StreamNoise(5, 0, VERIFY, step, 10) for step in range(4_000)]
+    pairs = [2 * n.coin(0.5, 1, 0) + n.draw(np.ones(2), 1, 0) for n in noise]
+    assert_counts_follow(np.bincount(pairs, minlength=4), np.full(4, 0.25))
+
+
+def test_no_two_decisions_share_a_key() -> None:
+    grid = itertools.product((0, 1), (DRAFT, VERIFY), range(12), range(20), range(8), (0, 1))
+    keys = [key(7, *parts) for parts in grid]
+    keys += [key(7, sample, TARGET, position) for sample in (0, 1) for position in range(4000)]
+    assert len(keys) == 2 * 2 * 12 * 20 * 8 * 2 + 8000 and len(set(keys)) == len(keys)
+
+
+def test_target_noise_depends_on_the_absolute_position_alone() -> None:
+    probs = torch.softmax(torch.linspace(-1, 1, 50), 0)
+    here = [StreamNoise(1, 0, VERIFY, 3, 100).pick(probs, d) for d in range(20)]
+    assert here == [StreamNoise(1, 0, DRAFT, 99, 100 + d).pick(probs, 0) for d in range(20)]
+    assert here != [StreamNoise(1, 1, VERIFY, 3, 100).pick(probs, d) for d in range(20)]
+    assert here != [StreamNoise(2, 0, VERIFY, 3, 100).pick(probs, d) for d in range(20)]
+
+
+def test_fresh_seeds_differ() -> None:
+    assert len({fresh_seed() for _ in range(100)}) == 100
