@@ -1,0 +1,193 @@
+"""The martingale part: are sampled tokens distributed as the target's law, for rules whose decisions use the draft?
+
+With p recomputed by one independent forward of the unmodified model, and f a function of the next token that was fixed
+before it was decided, the sum of f(y) - E_p f over all tokens is a martingale if and only if y ~ p for that f; divided
+by the square root of the summed variances it is standard normal for long texts. f may use the text so far and the draft's
+*row* q, never the token drawn from it: given that token, y no longer has law p even in an exact method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.check.reference import Job, Plain
+from outrider.protocols import StepRecord
+from outrider.sampling import History
+from outrider.tree import Draw
+
+FALSE_ALARM = 1e-4  # two-sided, over all statistics together
+CLIP_RATIO, CLIP_LOG_P = 4.0, 8.0
+Array = NDArray[np.float64]
+
+# f(p, q) -> [V]; q is the row of the node's first sampled draw, spread over the vocabulary.
+WITH_Q: dict[str, Callable[[Array, Array], Array]] = {
+    "log q/p": lambda p, q: np.clip(_log(q) - _log(p), -CLIP_RATIO, CLIP_RATIO),
+    "min(1, q/p)": lambda p, q: np.minimum(1.0, q / np.maximum(p, 1e-300)),
+    "the draft's favourite": lambda p, q: (np.arange(len(p)) == q.argmax()).astype(np.float64),
+}
+WITHOUT_Q: dict[str, Callable[[Array], Array]] = {
+    "log p": lambda p: np.maximum(_log(p), -CLIP_LOG_P),
+    "quantile": lambda p: np.cumsum(p) - p / 2,
+}
+ACCEPTED = "first draft accepted"
+REPEATING = ", repeating"  # the same f, times the sign of the sum so far in its text: shows noise that is used again
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A generated text and, for each of its tokens, the draws made at its place (none: nothing was proposed there)."""
+
+    job: Job
+    tokens: list[int]
+    draws: list[tuple[Draw, ...]]
+
+
+@dataclass(slots=True)
+class Statistic:
+    name: str
+    tokens: int = 0
+    total: float = 0.0  # sum of f(y) - E_p f
+    variance: float = 0.0  # sum of Var_p f
+    shift: float = 0.0  # sum of E f - E_p f if the residual were wrong
+
+    def add(self, value: float, mean: float, variance: float, shift: float) -> None:
+        self.tokens += 1
+        self.total += value - mean
+        self.variance += variance
+        self.shift += shift
+
+    @property
+    def z(self) -> float:
+        return self.total / math.sqrt(self.variance) if self.variance > 0 else 0.0
+
+    @property
+    def z_if_wrong(self) -> float:
+        """The expected z under the planted residual bug."""
+        return self.shift / math.sqrt(self.variance) if self.variance > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Martingale:
+    """Sums over all texts. Changes state in `add` only."""
+
+    statistics: dict[str, Statistic] = field(default_factory=dict)
+    texts: int = 0
+    tokens: int = 0
+    drafted: int = 0  # tokens at whose place something was sampled from a draft row
+    impossible: int = 0  # tokens to which the recomputed law gives no probability
+
+    @property
+    def threshold(self) -> float:
+        """Bonferroni over the statistics."""
+        count = max(len(self.statistics), 1)
+        return NormalDist().inv_cdf(1 - FALSE_ALARM / (2 * count))
+
+    @property
+    def refuting(self) -> list[Statistic]:
+        return [s for s in self.statistics.values() if abs(s.z) > self.threshold]
+
+    @property
+    def passed(self) -> bool:
+        return not self.refuting
+
+    def power(self, s: Statistic) -> float:
+        """Chance that this statistic alone passes the threshold under the residual bug."""
+        normal, z = NormalDist(s.z_if_wrong), self.threshold
+        return normal.cdf(-z) + 1 - normal.cdf(z)
+
+    @property
+    def best_power(self) -> float:
+        return max((self.power(s) for s in self.statistics.values()), default=0.0)
+
+    def add(self, plain: Plain, sample: Sample) -> None:
+        params = sample.job.params
+        history = History(sample.job.prompt, params, plain.vocab_size)
+        rows = plain.rows(sample.job.prompt, sample.tokens)
+        sums: dict[str, float] = {}  # of this text
+        self.texts += 1
+        for row, token, draws in zip(rows, sample.tokens, sample.draws, strict=True):
+            p = torch.softmax(history.process(row).double(), 0).cpu().numpy()
+            self._token(p, token, draws, sums)
+            history.append((token,))
+
+    def _token(self, p: Array, token: int, draws: Sequence[Draw], sums: dict[str, float]) -> None:
+        self.tokens += 1
+        self.impossible += bool(p[token] == 0)
+        for name, f in WITHOUT_Q.items():
+            self._count(name, f(p), p, p, token, sums)
+        sampled = [d for d in draws if d.row is not None]
+        if not sampled:
+            return
+        self.drafted += 1
+        q = spread(sampled[0], len(p))
+        wrong = law_if_wrong(p, sampled)
+        for name, g in WITH_Q.items():
+            self._count(name, g(p, q), p, wrong, token, sums)
+        accept = float(np.minimum(p, q).sum())
+        self._statistic(ACCEPTED).add(float(token == sampled[0].token), accept, accept * (1 - accept), 0.0)
+
+    def _count(self, name: str, f: Array, p: Array, wrong: Array, token: int, sums: dict[str, float]) -> None:
+        mean = float(p @ f)
+        variance = max(float(p @ (f - mean) ** 2), 0.0)
+        shift = float(wrong @ f) - mean
+        self._statistic(name).add(float(f[token]), mean, variance, shift)
+        so_far = sums.get(name, 0.0)
+        if so_far:
+            sign = math.copysign(1.0, so_far)
+            self._statistic(name + REPEATING).add(sign * float(f[token]), sign * mean, variance, sign * shift)
+        sums[name] = so_far + float(f[token]) - mean
+
+    def _statistic(self, name: str) -> Statistic:
+        return self.statistics.setdefault(name, Statistic(name))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "texts": self.texts, "tokens": self.tokens, "drafted": self.drafted, "impossible_tokens": self.impossible,
+            "false_alarm": FALSE_ALARM, "threshold": self.threshold, "power_against_wrong_residual": self.best_power,
+            "statistics": [
+                {"name": s.name, "tokens": s.tokens, "z": s.z, "z_if_residual_wrong": s.z_if_wrong,
+                 "power": self.power(s)}
+                for s in self.statistics.values()
+            ],
+        }  # fmt: skip
+
+
+def spread(draw: Draw, size: int) -> Array:
+    q = np.zeros(size)
+    assert draw.row is not None
+    inside = draw.row.ids < size
+    q[draw.row.ids[inside]] = draw.row.probs[inside]
+    return q
+
+
+def law_if_wrong(p: Array, draws: Sequence[Draw]) -> Array:
+    """The law of the token if every rejection fell back to p itself instead of what the rejection leaves of it."""
+    law, left = np.zeros_like(p), 1.0
+    for draw in draws:
+        both = np.minimum(p, spread(draw, len(p)))
+        law += left * both
+        left *= 1.0 - float(both.sum())
+    return law + left * p
+
+
+def samples(job: Job, steps: Iterable[StepRecord]) -> Sample:
+    """Line up the emitted tokens of one sequence with the draws made where each of them was decided."""
+    tokens: list[int] = []
+    draws: list[tuple[Draw, ...]] = []
+    for step in steps:
+        for i, token in enumerate(step.emitted):
+            tokens.append(token)
+            draws.append(step.tree.draws[step.verdict.path[i - 1] if i else 0])
+    return Sample(job, tokens, draws)
+
+
+def _log(x: Array) -> Array:
+    return np.log(np.maximum(x, 1e-300))

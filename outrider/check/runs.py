@@ -1,0 +1,112 @@
+"""Running jobs through the engine under test: the method as configured, always speculating, and with forced drafters.
+
+A forced drafter replays plain decoding's own answer and errs on purpose, among wrong siblings, so that every branch of
+verification and commit runs for many steps however seldom the method itself is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.check.reference import Answer, Job, Plain, Watch
+from outrider.control.fixed import Fixed
+from outrider.draft.forced import Forced
+from outrider.engine import Engine
+from outrider.generation import Generation
+from outrider.protocols import Budget, Drafter, Recipe
+from outrider.verify.invariant import Invariant
+
+NODES = 8  # candidates a step where the method names no budget of its own
+FORCED_NODES, FORCED_DEPTH = 12, 4
+FORCED = (("accept-all", 1.0, 1), ("random-accept", 0.6, 2), ("accept-none", 0.0, 1))  # name, acceptance, decoys
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The method under test in its engine, and the unmodified model it must agree with."""
+
+    engine: Engine
+    recipe: Recipe
+    plain: Plain
+
+    @property
+    def eager(self) -> Recipe:
+        """The method with its whole budget at every step: a controller that goes quiet would prove little."""
+        nodes = int(getattr(self.recipe.options, "budget", NODES)) or NODES
+        return dataclasses.replace(self.recipe, controller=Fixed(Budget(nodes, nodes)))
+
+    @property
+    def speculates(self) -> bool:
+        return self.recipe.drafter is not None
+
+    def forced(self, answer: Answer, accept: float, decoys: int) -> Recipe:
+        """The method's rule on a tree that replays this answer. One recipe a text, since each has its own answer."""
+        drafter = Forced(lambda context: answer.tokens, self.plain.vocab_size, accept, decoys)
+        budget = Fixed(Budget(FORCED_NODES, FORCED_DEPTH))
+        return Recipe("forced", drafter, self.recipe.verifier, budget)
+
+    def without(self) -> Recipe:
+        return Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
+
+
+def together(engine: Engine, pairs: Sequence[tuple[Job, Recipe]], label: str, watch: Watch) -> list[Generation]:
+    """One ragged batch: requests queue, join and leave between steps. Results in the order of `pairs`."""
+    handles = [engine.submit(job.prompt, job.params, recipe) for job, recipe in pairs]
+    made = 0
+    try:
+        while not all(handle.done for handle in handles):
+            engine.step()
+            now = sum(len(s.history.output) for handle in handles for s in handle.sequences)
+            watch(label, now - made)
+            made = now
+        return [handle.result() for handle in handles]
+    finally:
+        for handle in handles:  # an interrupt leaves nothing running
+            handle.cancel()
+
+
+def one_by_one(engine: Engine, pairs: Sequence[tuple[Job, Recipe]], label: str, watch: Watch) -> list[Generation]:
+    return [together(engine, [pair], label, watch)[0] for pair in pairs]
+
+
+def shortened(answers: Sequence[Answer], most: int) -> list[tuple[Job, list[int]]]:
+    """Jobs of different lengths, none above `most`, so that sequences leave a batch at different steps."""
+    out = []
+    for i, answer in enumerate(answers):
+        length = max(1, min(most, len(answer.tokens)) - i % 4)
+        params = answer.job.params.with_(max_new_tokens=length, min_new_tokens=0)
+        out.append((dataclasses.replace(answer.job, params=params), answer.tokens[:length]))
+    return out
+
+
+def steps_of(generations: Sequence[Generation]) -> int:
+    return sum(g.stats.steps for g in generations)
+
+
+class Recorder:
+    """A drafter that behaves as the one it holds and notes each step's tree and verdict, by sequence."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.name, self.needs, self.shared_noise = drafter.name, drafter.needs, drafter.shared_noise
+        self.steps: dict[int, list[Any]] = {}  # by the id of the sequence's context
+        self._contexts: dict[int, Any] = {}
+
+    def begin(self, slot: int, context: Any, chunks: Any) -> None:
+        self._contexts[slot] = context
+        self.steps[id(context)] = []
+        self._drafter.begin(slot, context, chunks)
+
+    def end(self, slot: int) -> None:
+        self._drafter.end(slot)
+
+    def propose(self, slots: Any, budgets: Any, noise: Any) -> Any:
+        return self._drafter.propose(slots, budgets, noise)
+
+    def observe(self, slot: int, record: Any) -> None:
+        kept = dataclasses.replace(record, scores=dataclasses.replace(record.scores, logits=None, hidden={}))
+        self.steps[id(self._contexts[slot])].append(kept)
+        self._drafter.observe(slot, record)

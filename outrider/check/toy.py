@@ -1,0 +1,247 @@
+"""Toy models over a handful of tokens whose laws are tables in float64, and the protocols' roles played by them.
+
+`ToyTarget` keeps the books of a real runtime and asserts that it is used as the protocol says, so an engine that works
+on it makes its calls in the right order with the right rows. No neural network, no speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord
+from outrider.tree import QRow, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class ToyLM:
+    """A Dirichlet next-token law for each context, the same for equal seeds; made when first asked for."""
+
+    vocab: int = 3
+    seed: int = 0
+    order: int = 4  # tokens of context that matter
+    concentration: float = 1.0  # small: peaked laws; large: flat ones
+    zeros: float = 0.0  # share of tokens that are impossible in a context; one always stays
+    allowed: tuple[int, ...] | None = None  # tokens that can occur at all
+    top_k: int = 0
+    top_p: float = 1.0
+    greedy: bool = False  # temperature 0: all probability on the likeliest token
+    _table: dict[tuple[int, ...], NDArray[np.float64]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    def probs(self, context: Sequence[int]) -> NDArray[np.float64]:
+        """[vocab]; do not write to it."""
+        key = tuple(int(t) for t in context[-self.order :])
+        if key not in self._table:
+            self._table[key] = self._make(key)
+        return self._table[key]
+
+    def row(self, context: Sequence[int]) -> QRow:
+        return as_row(self.probs(context))
+
+    def _make(self, key: tuple[int, ...]) -> NDArray[np.float64]:
+        rng = np.random.default_rng([self.seed, len(key), *key])
+        p = rng.dirichlet([self.concentration] * self.vocab)
+        p[(rng.random(self.vocab) < self.zeros) & (np.arange(self.vocab) != p.argmax())] = 0.0
+        if self.allowed is not None:
+            p[~np.isin(np.arange(self.vocab), self.allowed)] = 0.0
+        order = np.argsort(-p, kind="stable")
+        before = np.cumsum(p[order] / p.sum()) - p[order] / p.sum()  # probability ahead of each token
+        keep = before < self.top_p
+        keep[(1 if self.greedy else self.top_k or self.vocab) :] = False
+        p[order[~keep]] = 0.0
+        p /= p.sum()
+        return p
+
+
+def as_row(probs: NDArray[np.float64]) -> QRow:
+    ids = np.nonzero(probs)[0]
+    return QRow(ids, probs[ids])
+
+
+@dataclass(slots=True)
+class TableRows:
+    """`protocols.Rows` of one tree from a toy model. `context` ends with the pending token; `asked` logs the nodes."""
+
+    lm: ToyLM
+    context: Sequence[int]
+    tree: TokenTree
+    dtype: torch.dtype = torch.float64
+    asked: list[int] = field(default_factory=list)
+    _rows: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def greedy(self) -> bool:
+        return self.lm.greedy
+
+    def probs(self, node: int) -> Tensor:
+        self.asked.append(node)
+        if node not in self._rows:
+            self._rows[node] = torch.tensor(self._table(node), dtype=self.dtype)
+        return self._rows[node]
+
+    def argmax(self, node: int) -> int:
+        self.asked.append(node)
+        return int(self._table(node).argmax())
+
+    def _table(self, node: int) -> NDArray[np.float64]:
+        return self.lm.probs([*self.context, *self.tree.path_tokens(node)])
+
+
+@dataclass(slots=True)
+class _Slot:
+    tokens: list[int] = field(default_factory=list)  # committed
+    tree: TokenTree | None = None  # what ran since the last commit
+    ready: bool = False  # the prefill was exhausted
+
+
+class ToyTarget:
+    """`protocols.Target` over a toy model: logits are log p in float64, hidden states are p itself."""
+
+    def __init__(self, lm: ToyLM, slots: int = 4, max_context: int = 256, max_rows: int = 128, chunk: int = 3) -> None:
+        self.lm, self.vocab_size, self.max_context, self.max_rows, self.chunk = (
+            lm,
+            lm.vocab,
+            max_context,
+            max_rows,
+            chunk,
+        )
+        self.forwards = 0  # calls of `verify`
+        self._capacity = slots
+        self._slots: dict[int, _Slot] = {}
+
+    @property
+    def free_slots(self) -> int:
+        return self._capacity - len(self._slots)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def acquire(self) -> int:
+        assert self.free_slots, "no free slot: the caller must queue"
+        slot = next(i for i in range(self._capacity) if i not in self._slots)
+        self._slots[slot] = _Slot()
+        return slot
+
+    def release(self, slot: int) -> None:
+        assert slot in self._slots, f"slot {slot} is not held"
+        del self._slots[slot]
+
+    def fork(self, slot: int) -> int:
+        held = self._held(slot)
+        assert held.tree is None, "fork between steps"
+        new = self.acquire()
+        self._slots[new] = _Slot(list(held.tokens), ready=True)
+        return new
+
+    def length(self, slot: int) -> int:
+        return len(self._slots[slot].tokens)
+
+    def committed(self, slot: int) -> tuple[int, ...]:
+        return tuple(self._slots[slot].tokens)
+
+    def prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], needs: Needs) -> Iterator[list[Chunk]]:
+        assert len(set(slots)) == len(slots) == len(prompts), "one prompt a slot"
+        for slot, prompt in zip(slots, prompts, strict=True):
+            assert 0 < self.length(slot) + len(prompt) <= self.max_context, "the prompt does not fit the context"
+            assert len(prompt) and all(0 <= t < self.vocab_size for t in prompt), "tokens of this vocabulary"
+            assert self._slots[slot].tree is None, "prefill between steps"
+            self._slots[slot].ready = False
+        longest = max(len(p) for p in prompts) - 1
+        for start in range(0, longest, self.chunk):
+            chunks = []
+            for slot, prompt in zip(slots, prompts, strict=True):
+                piece = [int(t) for t in prompt[:-1][start : start + self.chunk]]
+                if piece:
+                    tokens = self._slots[slot].tokens
+                    first = len(tokens)
+                    tokens.extend(piece)
+                    contexts = [tokens[: first + i + 1] for i in range(len(piece))]
+                    chunks.append(Chunk(slot, first, piece, self._scores(contexts, needs, needs.logits)))
+            yield chunks
+        for slot in slots:
+            self._slots[slot].ready = True
+
+    def verify(
+        self, slots: Sequence[int], trees: Sequence[TokenTree], needs: Needs, done: Sequence[int] | None = None
+    ) -> list[Scores]:
+        assert len(set(slots)) == len(slots) == len(trees), "one tree a slot"
+        self.forwards += 1
+        answer = []
+        for slot, tree, ran in zip(slots, trees, done or [0] * len(slots), strict=True):
+            held = self._held(slot)
+            before = held.tree
+            assert 0 <= ran < len(tree), "at least one row to run"
+            assert ran == 0 or (before is not None and ran <= len(before)), "`done` counts rows run since the commit"
+            if ran and before is not None:
+                assert (before.tokens[:ran] == tree.tokens[:ran]).all(), "rows already run must not change"
+                assert (before.parents[:ran] == tree.parents[:ran]).all(), "rows already run must not change"
+            assert len(tree) <= self.max_rows, "more rows than fit behind the prefix"
+            assert len(held.tokens) + tree.depth < self.max_context, "the tree passes the end of the context"
+            assert ((tree.tokens >= 0) & (tree.tokens < self.vocab_size)).all(), "tokens of this vocabulary"
+            held.tree = tree
+            head = [*held.tokens, int(tree.tokens[0])]
+            answer.append(self._scores([head + tree.path_tokens(i) for i in range(ran, len(tree))], needs, True))
+        return answer
+
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        for slot, path in zip(slots, paths, strict=True):
+            held = self._held(slot)
+            tree = held.tree
+            assert tree is not None, "commit follows verify"
+            for parent, node in zip([0, *path], path, strict=False):
+                assert tree.parents[node] == parent, "a path goes from the first candidate down, parent to child"
+            held.tokens.extend(int(tree.tokens[node]) for node in [0, *path])
+            held.tree = None
+
+    def _held(self, slot: int) -> _Slot:
+        assert slot in self._slots, f"slot {slot} is not held"
+        assert self._slots[slot].ready, "the prefill of this slot was not exhausted"
+        return self._slots[slot]
+
+    def _scores(self, contexts: list[list[int]], needs: Needs, logits: bool) -> Scores:
+        rows = torch.from_numpy(np.stack([self.lm.probs(c) for c in contexts]))  # [rows, V]
+        return Scores(rows.log() if logits else None, dict.fromkeys(needs.hidden, rows))
+
+
+class ToySource:
+    """`protocols.Source` over a toy model: the draft's law is the table, whatever the target's sampling settings."""
+
+    def __init__(self, lm: ToyLM, name: str = "toy", needs: Needs | None = None) -> None:
+        self.lm, self.name, self.needs = lm, name, needs or Needs()
+        self._contexts: dict[int, Context] = {}
+        self._given: dict[int, int] = {}  # nodes whose law was handed out in this step
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+        assert slot not in self._contexts, f"slot {slot} has begun already"
+        for _ in chunks:  # the prefill runs while its chunks are read
+            pass
+        self._contexts[slot] = context
+
+    def end(self, slot: int) -> None:
+        del self._contexts[slot]
+        self._given.pop(slot, None)
+
+    def start(self, slots: Sequence[int]) -> list[QRow]:
+        self._given.update(dict.fromkeys(slots, 1))
+        return [self.lm.row(self._contexts[slot].tokens.tolist()) for slot in slots]
+
+    def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
+        answer = []
+        for slot, tree, first in zip(slots, trees, done, strict=True):
+            assert 1 <= first <= self._given[slot], "the laws of earlier nodes must have been asked for"
+            head = [int(t) for t in self._contexts[slot].tokens]
+            assert head[-1] == tree.tokens[0], "the tree hangs on the pending token"
+            answer.append([self.lm.row(head + tree.path_tokens(i)) for i in range(first, len(tree))])
+            self._given[slot] = len(tree)
+        return answer
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        self._given.pop(slot, None)
