@@ -143,10 +143,12 @@ class Noise(Protocol):
 class Target(Protocol):
     """Runs the model. All methods change state except `length`."""
 
-    vocab_size: int
-    max_context: int  # positions a sequence may use
-    max_rows: int  # rows of one tree that fit behind the committed prefix
-
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...  # positions a sequence may use
+    @property
+    def max_rows(self) -> int: ...  # rows of one tree that fit behind the committed prefix
     @property
     def free_slots(self) -> int: ...
     @property
@@ -170,9 +172,10 @@ class Target(Protocol):
 class Source(Protocol):
     """A drafter's inner next-token law, unrolled by a grower one tree level at a time over the whole batch."""
 
-    name: str
-    needs: Needs
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> Needs: ...
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None: ...
     def end(self, slot: int) -> None: ...
     def start(self, slots: Sequence[int]) -> list[QRow]: ...  # the law after each slot's pending token
@@ -194,10 +197,12 @@ class Grower(Protocol):
 class Drafter(Protocol):
     """Proposes a tree a slot. Can be wrong, never harmful: a bad proposal costs time only."""
 
-    name: str
-    needs: Needs
-    shared_noise: bool  # draws with the target's own stream, which every coupled rule refuses
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> Needs: ...
+    @property
+    def shared_noise(self) -> bool: ...  # draws with the target's own stream, which every coupled rule refuses
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None: ...
     def end(self, slot: int) -> None: ...
     def propose(
@@ -209,18 +214,20 @@ class Drafter(Protocol):
 class Verifier(Protocol):
     """An exact acceptance rule for the laws in `honours`; refuses other draws with `UnsupportedDraws`."""
 
-    name: str
-    honours: frozenset[Law]
-    coupled: bool  # its decisions depend on the draws, so equal seeds repeat only for the same method and batch
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def honours(self) -> frozenset[Law]: ...
+    @property
+    def coupled(self) -> bool: ...  # decides by the draws, so equal seeds repeat only for the same method and batch
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict: ...
 
 
 class Controller(Protocol):
     """Decides how much to speculate from past steps only."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     def begin(self, slot: int) -> None: ...
     def end(self, slot: int) -> None: ...
     def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]: ...

@@ -1,0 +1,49 @@
+"""Outrider: the same output from any causal language model, several times faster, by speculative decoding.
+
+    engine = outrider.load("smollm2", method="prompt-lookup")
+    print(engine.chat("Write a haiku about rain").text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider._version import __version__
+from outrider.errors import OutriderError
+
+if TYPE_CHECKING:
+    from outrider.api import Outrider, load
+    from outrider.dropin import generate
+    from outrider.generation import FinishReason, Generation, Stats
+    from outrider.sampling import SamplingParams
+
+__all__ = [
+    "FinishReason",
+    "Generation",
+    "Outrider",
+    "OutriderError",
+    "SamplingParams",
+    "Stats",
+    "__version__",
+    "generate",
+    "load",
+]
+
+_HOMES = {
+    "Outrider": "outrider.api",
+    "load": "outrider.api",
+    "generate": "outrider.dropin",
+    "FinishReason": "outrider.generation",
+    "Generation": "outrider.generation",
+    "Stats": "outrider.generation",
+    "SamplingParams": "outrider.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and transformers only when something needs them: `outrider --version` should be quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

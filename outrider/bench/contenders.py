@@ -1,0 +1,139 @@
+"""Who takes part in a comparison: named methods with options, or anything else that turns prompts into a timed run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outrider import methods
+from outrider.errors import InputError, UnknownName
+from outrider.generation import Generation, Stats
+from outrider.params import SamplingParams
+from outrider.protocols import Recipe
+
+if TYPE_CHECKING:
+    from outrider.api import Outrider
+
+BASELINE = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One batch of prompts answered by one contender."""
+
+    outputs: tuple[tuple[int, ...], ...]  # token ids, one entry a prompt
+    texts: tuple[str, ...]
+    stats: Stats  # counts of all prompts together; times are the batch's, `rest_s` all that is no draft or verify
+    steps: int  # steps of the batch
+    total_s: float  # prefill included
+    decoded: int  # tokens that the decode time made
+    comparable: bool = True  # False: another draw from the same law, not the same tokens
+
+
+Runner = Callable[[Sequence[list[int]], SamplingParams], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    label: str
+    method: str
+    begin: Callable[[], Runner]  # fresh: nothing learnt in an earlier round is known to it
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lossless: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A method under a label of its own, so that one method can run with different options."""
+
+    label: str
+    method: str
+    options: dict[str, Any]
+
+
+def parse_specs(names: str, options: Mapping[str, Any] | None = None) -> list[Spec]:
+    """`plain,prompt-lookup,wide=prompt-lookup` with options such as {"wide.budget": 32}. Plain is always the first.
+
+    Names and options are checked here: a typo should not cost a model load.
+    """
+    pairs = [(label.strip(), method.strip() or label.strip()) for label, _, method in _split(names)]
+    if not pairs:
+        raise InputError("--methods names no method; write it as plain,prompt-lookup")
+    if BASELINE not in [label for label, _ in pairs]:
+        pairs.insert(0, (BASELINE, BASELINE))
+    pairs.sort(key=lambda pair: pair[0] != BASELINE)  # stable
+    labels = [label for label, _ in pairs]
+    for label, method in pairs:
+        if labels.count(label) > 1:
+            raise InputError(f"{label} is there twice; give the second a label of its own, as in again={method}")
+        if label == BASELINE and method != BASELINE:
+            raise InputError(f"{BASELINE} is the baseline and cannot stand for {method}; choose another label")
+    given = _by_label(options or {}, labels)
+    specs = [Spec(label, method, given[label]) for label, method in pairs]
+    for spec in specs:
+        methods.parse_options(methods.find(spec.method), spec.options)
+    return specs
+
+
+def method_contender(engine: Outrider, spec: Spec) -> Contender:
+    info = methods.find(spec.method)
+    # Every option is named, defaults too: the engine then builds a recipe afresh instead of giving one it has.
+    options = dataclasses.asdict(methods.parse_options(info, spec.options))
+
+    def begin() -> Runner:
+        recipe = engine.recipe(spec.method, options)
+        return lambda prompts, params: run_engine(engine, recipe, prompts, params)
+
+    return Contender(spec.label, spec.method, begin, options, info.lossless)
+
+
+def run_engine(engine: Outrider, recipe: Recipe, prompts: Sequence[list[int]], params: SamplingParams) -> Run:
+    """All prompts in one batch, timed by the wall clock: nothing that the engine does between steps goes uncounted."""
+    handles = [engine.engine.submit(ids, params, recipe) for ids in prompts]
+    try:
+        begun = time.perf_counter()
+        engine.step()
+        first = handles[0].partial()[0].stats
+        prefill_s = first.first_token_s - first.decode_s
+        while not all(handle.done for handle in handles):
+            engine.step()
+        total_s = time.perf_counter() - begun
+    finally:
+        for handle in handles:  # an interrupt leaves nothing running
+            handle.cancel()
+    return pooled(
+        [handle.result() for handle in handles], total_s, prefill_s, params.greedy or not recipe.verifier.coupled
+    )
+
+
+def pooled(generations: Sequence[Generation], total_s: float, prefill_s: float, comparable: bool) -> Run:
+    """Counts are added up; times are those of the sequence that ran longest, for all began in the same step."""
+    stats = Stats(method=generations[0].stats.method)
+    for generation in generations:
+        stats.add(generation.stats)
+    longest = max((g.stats for g in generations), key=lambda s: s.steps)
+    stats.first_token_s, stats.queue_s = longest.first_token_s, longest.queue_s
+    stats.draft_s, stats.verify_s = longest.draft_s, longest.verify_s
+    stats.rest_s = max(total_s - prefill_s - stats.draft_s - stats.verify_s, 0.0)
+    outputs = tuple(tuple(g.token_ids) for g in generations)
+    texts = tuple(g.text for g in generations)
+    return Run(outputs, texts, stats, longest.steps, total_s, stats.new_tokens, comparable)
+
+
+def _split(names: str) -> list[tuple[str, str, str]]:
+    return [name.partition("=") for name in names.split(",") if name.strip()]
+
+
+def _by_label(options: Mapping[str, Any], labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    given: dict[str, dict[str, Any]] = {label: {} for label in labels}
+    for name, value in options.items():
+        label, dot, key = name.partition(".")
+        if not dot or not key:
+            raise InputError(f"option {name}: say whose it is, as in {labels[-1]}.{name}={value}")
+        if label not in given:
+            raise UnknownName(f"option {name}: {label!r} is not compared; compared are {', '.join(labels)}")
+        given[label][key] = value
+    return given

@@ -1,0 +1,121 @@
+"""The pictures of a comparison, as SVG data that a page can carry. Needs matplotlib (extra [bench])."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from outrider.errors import MissingExtra
+
+Result = Mapping[str, Any]
+COLOURS = ("#8c8c8c", "#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#987000", "#337ea9")
+PARTS = {"draft_share": "draft", "verify_share": "verify", "rest_share": "rest"}
+
+
+def check_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("plots need the package matplotlib; run: pip install 'outrider[bench]'")
+
+
+def plots(result: Result) -> list[tuple[str, str]]:
+    """(title, data URI) of each picture that has something to show."""
+    check_matplotlib()
+    if not result["units"]:
+        return []
+    pictures: list[tuple[str, Callable[[Result, Any], None]]] = [
+        ("Speed-up by group, with its 95% interval; plain decoding is 1", _speedups),
+        ("Speed-up prompt by prompt", _prompts),
+        ("Acceptance by depth: share accepted where the depth above was", _acceptance),
+        ("Where the time of a step goes", _shares),
+    ]
+    return [(title, _draw(result, paint)) for title, paint in pictures]
+
+
+def _draw(result: Result, paint: Callable[[Result, Any], None]) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    with rc_context({"svg.hashsalt": "outrider", "font.size": 9}):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        paint(result, axes)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _speedups(result: Result, axes: Any) -> None:
+    groups = list(result["methods"][0]["groups"])
+    names = ["all", *groups] if len(groups) > 1 else ["all"]
+    width = 0.8 / len(result["methods"])
+    for i, method in enumerate(result["methods"]):
+        figures = [method, *(method["groups"][g] for g in names[1:])]
+        heights = [f["speedup"] or 0.0 for f in figures]
+        ends = [f["speedup_interval"] or (h, h) for f, h in zip(figures, heights, strict=True)]
+        below = [max(h - low, 0.0) for h, (low, _) in zip(heights, ends, strict=True)]
+        above = [max(high - h, 0.0) for h, (_, high) in zip(heights, ends, strict=True)]
+        places = [x + (i - (len(result["methods"]) - 1) / 2) * width for x in range(len(names))]
+        axes.bar(
+            places, heights, width * 0.95, label=method["method"], color=_colour(i), yerr=[below, above], capsize=2
+        )
+    axes.axhline(1.0, color="#444", linewidth=0.8, linestyle="--")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylabel("speed-up")
+    _legend(axes)
+
+
+def _prompts(result: Result, axes: Any) -> None:
+    for i, method in enumerate(result["methods"]):
+        if method["method"] == result["baseline"]:
+            continue
+        ratios = sorted(
+            filter(None, (_unit_speedup(unit, method["method"], result["baseline"]) for unit in result["units"]))
+        )
+        axes.plot(range(1, len(ratios) + 1), ratios, marker=".", label=method["method"], color=_colour(i))
+    axes.axhline(1.0, color="#444", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("answers, slowest to fastest")
+    axes.set_ylabel("speed-up")
+    _legend(axes)
+
+
+def _unit_speedup(unit: Mapping[str, Any], label: str, baseline: str) -> float | None:
+    rates = {r["method"]: r["decoded"] / r["decode_s"] for r in unit["runs"] if r["decode_s"] and r["decoded"]}
+    return rates[label] / rates[baseline] if label in rates and baseline in rates else None
+
+
+def _acceptance(result: Result, axes: Any) -> None:
+    for i, method in enumerate(result["methods"]):
+        if rates := method["acceptance_by_depth"]:
+            axes.plot(
+                range(1, len(rates) + 1), rates, marker="o", markersize=3, label=method["method"], color=_colour(i)
+            )
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("depth")
+    axes.set_ylabel("acceptance")
+    _legend(axes)
+
+
+def _shares(result: Result, axes: Any) -> None:
+    names = [method["method"] for method in result["methods"]]
+    left = [0.0] * len(names)
+    for (key, part), colour in zip(PARTS.items(), COLOURS[1:], strict=False):
+        widths = [method[key] or 0.0 for method in result["methods"]]
+        axes.barh(names, widths, left=left, label=part, color=colour)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of decode time")
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]

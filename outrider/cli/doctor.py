@@ -1,0 +1,32 @@
+"""`outrider doctor`: what is installed, which runtime would be used, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from rich.markup import escape
+from rich.table import Table
+
+from outrider.cli.output import Json, check_json, emit, out
+from outrider.cli.shell import STDOUT
+
+COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+def doctor(json: Json = None) -> None:
+    """Look at this machine: packages, devices, caches, and the runtime that would be used."""
+    check_json(json)
+    from outrider.models.doctor import report
+
+    findings = report()
+    if json != STDOUT:
+        grid = Table.grid(padding=(0, 2))
+        for f in findings:
+            grid.add_row(
+                f"[{COLOURS[f.state]}]{f.state}[/]",
+                f"[bold]{f.name}[/]",
+                escape(f.value),
+                f"[dim]{escape(f.remedy)}[/]",
+            )
+        out().print(grid)
+    emit(json, [asdict(f) for f in findings])

@@ -1,0 +1,128 @@
+"""Options that several commands share, in groups: which model and method, and how to sample."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from outrider.errors import InputError
+from outrider.params import SamplingParams
+
+MODEL, SAMPLING = "Model and method", "Sampling"
+
+
+def _model(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=MODEL)
+
+
+def _sampling(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=SAMPLING, show_default=False, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    model: Annotated[str, _model("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")] = (
+        "smollm2"
+    )
+    method: Annotated[str, _model("--method", help="A name of the table that `outrider methods` prints.")] = (
+        "prompt-lookup"
+    )
+    option: Annotated[list[str] | None, _model("--option", "-o", help="name=value for the method; repeatable.")] = None
+    device: Annotated[str | None, _model("--device", help="cpu, cuda, cuda:1, ...")] = None
+    dtype: Annotated[str | None, _model("--dtype", help="float32, bfloat16 or float16.")] = None
+    revision: Annotated[str | None, _model("--revision", help="Branch, tag or commit of a hub model.")] = None
+    trust_remote_code: Annotated[bool, _model("--trust-remote-code", help="Run code that comes with a hub model.")] = (
+        False
+    )
+
+    def load(self) -> Any:
+        """The engine, ready to use; a context manager."""
+        options = parse_options(self.option)
+        import outrider
+        from outrider import methods
+
+        methods.parse_options(methods.find(self.method), options)  # a typo should not cost a model load
+        return outrider.load(
+            self.model, method=self.method, device=self.device, dtype=self.dtype, revision=self.revision,
+            trust_remote_code=self.trust_remote_code, options=options,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """None means: not given, the default of `SamplingParams` holds."""
+
+    max_new_tokens: Annotated[int | None, _sampling("--max-new-tokens", "-n", help="Most tokens to generate.")] = None
+    temperature: Annotated[float | None, _sampling("--temperature", "-t", help="0 is greedy, the default.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", help="Keep the k likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[float | None, _sampling("--top-p", help="Keep the likeliest up to this mass.")] = None
+    min_p: Annotated[float | None, _sampling("--min-p", help="Least probability against the likeliest.")] = None
+    repetition_penalty: Annotated[
+        float | None, _sampling("--repetition-penalty", help="Over prompt and output; 1 is none.")
+    ] = None
+    presence_penalty: Annotated[float | None, _sampling("--presence-penalty", help="Over the output; 0 is none.")] = (
+        None
+    )
+    frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", help="Over the output; 0 is none.")] = (
+        None
+    )
+    logit_bias: Annotated[
+        list[str] | None, _sampling("--logit-bias", metavar="ID=BIAS", help="Add to a token's logit; repeatable.")
+    ] = None
+    bad_word: Annotated[
+        list[str] | None, _sampling("--bad-word", metavar="TEXT", help="Never write this; repeatable.")
+    ] = None
+    seed: Annotated[int | None, _sampling("--seed", help="Repeat a sampled text; else a fresh one.")] = None
+    stop: Annotated[list[str] | None, _sampling("--stop", metavar="TEXT", help="End before this text; repeatable.")] = (
+        None
+    )
+    stop_token_id: Annotated[
+        list[int] | None, _sampling("--stop-token-id", help="End with this token; repeatable.")
+    ] = None
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="Go on past the model's own end.")] = False
+    min_new_tokens: Annotated[int | None, _sampling("--min-new-tokens", help="Fewest tokens to generate.")] = None
+    samples: Annotated[int | None, _sampling("--samples", help="Independent samples of the prompt.")] = None
+    logprobs: Annotated[
+        int | None, _sampling("--logprobs", help="Log-probabilities with so many alternatives, in the JSON.")
+    ] = None
+
+    def params(self, **defaults: Any) -> SamplingParams:
+        """Checked before a model is loaded; see also `extra`."""
+        same = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+                "frequency_penalty", "seed", "stop", "min_new_tokens", "logprobs")  # fmt: skip
+        given = {name: getattr(self, name) for name in same}
+        given |= {"stop_token_ids": self.stop_token_id, "n": self.samples, "ignore_eos": self.ignore_eos or None}
+        given |= {"logit_bias": parse_bias(self.logit_bias) if self.logit_bias else None}
+        return SamplingParams(**defaults | {name: value for name, value in given.items() if value is not None})
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What only the loaded engine can check: words as text need its tokenizer."""
+        if "" in (self.bad_word or ()):
+            raise InputError("--bad-word is empty: give at least one character")
+        return {"bad_words": self.bad_word} if self.bad_word else {}
+
+
+def parse_options(pairs: list[str] | None) -> dict[str, Any]:
+    """name=value; a value that reads as a number or true/false is one."""
+    options: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"--option {pair}: write it as name=value, such as budget=16")
+        try:
+            options[name.strip()] = json.loads(value)
+        except ValueError:
+            options[name.strip()] = value
+    return options
+
+
+def parse_bias(pairs: list[str]) -> dict[int, float]:
+    try:
+        split = [pair.split("=") for pair in pairs]
+        return {int(token): float(bias) for token, bias in split}
+    except ValueError:
+        raise InputError(f"--logit-bias {' '.join(pairs)}: write it as token id=number, such as 42=-1.5") from None

@@ -1,0 +1,122 @@
+"""What holds for every command: one-line errors and exit statuses, an optional value for --json, quiet libraries.
+
+Status 0: done. 1: a defect of ours. 2: something the caller can mend. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from outrider.errors import OutriderError
+
+STDOUT = "-"  # where `--json` without a file goes
+STAND_ALONE = {"--json": STDOUT, "--plant-bug": "all"}
+_debug = False
+
+
+class Shell(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, fill_optional(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
+def fill_optional(args: Sequence[str]) -> list[str]:
+    """A value for options that may stand alone (`--json`: standard output): the option parser wants one."""
+    filled: list[str] = []
+    for i, arg in enumerate(args):
+        if arg == "--":
+            return [*filled, *args[i:]]
+        last_or_option = i + 1 == len(args) or (args[i + 1].startswith("-") and args[i + 1] != STDOUT)
+        filled.append(f"{arg}={STAND_ALONE[arg]}" if arg in STAND_ALONE and last_or_option else arg)
+    return filled
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Nobody but a developer wants a traceback."""
+    try:
+        yield
+    except OutriderError as error:
+        _leave(2, f"error: {_line(error)}", error)
+    except KeyboardInterrupt as interrupt:
+        _leave(130, "interrupted", interrupt)
+    except BrokenPipeError as error:  # the reader has left; nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave(1, "", error)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if _debug or _is_usage(error):
+            raise
+        _leave(
+            1, f"error: {type(error).__name__}: {_line(error)}; a defect: run outrider --debug ... to see where", error
+        )
+
+
+def _leave(status: int, message: str, cause: BaseException) -> None:
+    if message:
+        typer.echo(message, err=True)
+    raise typer.Exit(status) from cause
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _is_usage(error: Exception) -> bool:
+    return hasattr(error, "exit_code")  # the option parser's own errors, which it prints itself
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+def prepare(debug: bool) -> None:
+    """Logging to standard error; other libraries' notes only for those who asked."""
+    global _debug
+    _debug = debug
+    logger = logging.getLogger("outrider")
+    logger.handlers[:] = [logging.StreamHandler()]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG if debug else logging.WARNING)
+    if not debug:
+        logger.handlers[0].setFormatter(_OneLine())
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@contextmanager
+def on_interrupt(act: Callable[[], None]) -> Iterator[list[bool]]:
+    """The first Ctrl-C calls `act` and marks the yielded list, so that work ends between steps; a second one raises."""
+    pressed: list[bool] = []
+
+    def handle(*_: object) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+        act()
+
+    if threading.current_thread() is not threading.main_thread():  # signals cannot be handled there
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,1 @@
+"""Constraints: what else reshapes the target's distribution before verification."""

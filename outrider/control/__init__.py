@@ -1,0 +1,1 @@
+"""Controllers: one file a policy of how much to speculate."""

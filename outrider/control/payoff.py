@@ -1,0 +1,157 @@
+"""Payoff: speculate as much as has paid so far, and not at all while it does not.
+
+From past steps only it keeps what a step costs at each number of rows (medians, so that a hiccup of the machine does
+not count) and how often each depth was accepted, per sequence and overall; it then allots candidates where they are
+likeliest to be accepted until one more would lower tokens per second. A sequence for which nothing pays decodes
+plainly, with a small probe at growing intervals. Lossless: everything is decided before drafting.
+
+It reads trees as chains: the chance of a candidate is the product of the acceptances above it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from outrider.protocols import Budget, StepRecord, StepTiming
+
+
+@dataclass(slots=True)
+class Odds:
+    """How often each depth was accepted among the steps that offered it, forgetting old steps."""
+
+    keep: float
+    offered: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def add(self, offered: int, accepted: int) -> None:
+        """One step: `offered` depths proposed on the way, the first `accepted` of them kept."""
+        for depth in range(min(offered, accepted + 1)):
+            if depth == len(self.offered):
+                self.offered.append(0.0)
+                self.accepted.append(0.0)
+            self.offered[depth] = self.offered[depth] * self.keep + 1
+            self.accepted[depth] = self.accepted[depth] * self.keep + (depth < accepted)
+
+    def chance(self, depth: int, prior: float, weight: float) -> float:
+        """Acceptance at this 0-based depth, leaning on `prior` as if it had been seen `weight` times."""
+        if depth >= len(self.offered):
+            return prior
+        return (self.accepted[depth] + weight * prior) / (self.offered[depth] + weight)
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds of a step by its number of rows."""
+
+    window: int = 9
+    seen: dict[int, deque[float]] = field(default_factory=dict)
+    _sizes: list[int] = field(default_factory=list)
+    _times: list[float] = field(default_factory=list)
+
+    def add(self, rows: int, seconds: float) -> None:
+        self.seen.setdefault(rows, deque(maxlen=self.window)).append(seconds)
+        self._sizes = sorted(self.seen)
+        self._times = [median(own) if len(own) > 2 else min(own) for own in (self.seen[r] for r in self._sizes)]
+
+    def curve(self, rows: np.ndarray) -> np.ndarray:
+        """Linear between measured sizes, flat beyond: a size nobody tried is assumed to cost no more than the next one,
+        so it is tried if that would pay, and then it is measured."""
+        return np.interp(rows, self._sizes, self._times) if self._sizes else np.ones(len(rows))
+
+
+@dataclass(slots=True)
+class _Watch:
+    odds: Odds
+    patience: int  # plain steps before the next probe
+    quiet: int = 0  # plain steps since anything was offered
+
+
+@dataclass(slots=True)
+class Payoff:
+    nodes: int = 16  # most candidates a sequence
+    margin: float = 1.03  # how much faster than plain the estimate must be
+    prior: float = 0.5  # acceptance assumed before anything was seen
+    trust: float = 4.0  # weight of the overall acceptance against a sequence's own
+    probe_nodes: int = 4  # deep enough to learn of the depths that would pay
+    probe_after: int = 8
+    probe_at_most: int = 128
+    plain_every: int = 64  # speculative steps before plain decoding's cost is measured afresh
+    vary_every: int = 24  # speculative steps between tries of another width
+    name: str = "payoff"
+    _all: Odds = field(default_factory=lambda: Odds(keep=0.99))
+    _costs: dict[int, Costs] = field(default_factory=dict)  # by batch size
+    _watch: dict[int, _Watch] = field(default_factory=dict)
+    _since_plain: int = 0
+    _speculated: int = 1
+    _longest: int = 0  # longest accepted path so far: how far it is worth reaching
+
+    def begin(self, slot: int) -> None:
+        hopeless = bool(self._all.offered) and self._all.chance(0, self.prior, 1.0) < 0.1
+        self._watch[slot] = _Watch(Odds(keep=0.95), self.probe_after * (4 if hopeless else 1))
+
+    def end(self, slot: int) -> None:
+        self._watch.pop(slot, None)
+
+    def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]:
+        costs = self._costs.setdefault(len(slots), Costs())
+        if not costs.seen or self._since_plain >= self.plain_every:
+            return [Budget(0, 0)] * len(slots)
+        reach = min(self.nodes, 4 + 2 * self._longest)
+        room = [min(reach, limit.nodes, limit.depth) for limit in limits]
+        widths = self._allot(slots, room, costs)
+        for i, slot in enumerate(slots):
+            watch = self._watch[slot]
+            if widths[i] == 0 and watch.quiet >= watch.patience:
+                widths[i] = min(self.probe_nodes, room[i])
+        return [Budget(w, w) & limit for w, limit in zip(widths, limits, strict=True)]
+
+    def _allot(self, slots: Sequence[int], room: Sequence[int], costs: Costs) -> list[int]:
+        """Likeliest candidates first over the whole batch, as many as give the most tokens per second."""
+        candidates: list[tuple[float, int]] = []
+        for i, slot in enumerate(slots):
+            odds, survival, overall = self._watch[slot].odds, 1.0, self.prior
+            for depth in range(room[i]):
+                overall = self._all.chance(depth, overall, 2.0)  # a depth never reached is judged by the one above
+                survival *= odds.chance(depth, overall, self.trust)
+                candidates.append((survival, i))
+        candidates.sort(key=lambda c: -c[0])  # stable: along a chain survival never rises, so depth order is kept
+        batch = len(slots)
+        gains = batch + np.concatenate([[0.0], np.cumsum([c[0] for c in candidates])])
+        rates = gains / costs.curve(np.arange(batch, batch + len(candidates) + 1))
+        best = int(rates.argmax())
+        widths = [0] * batch
+        if rates[best] > self.margin * rates[0]:
+            for _, i in candidates[: self._vary(best, len(candidates))]:
+                widths[i] += 1
+        return widths
+
+    def _vary(self, best: int, most: int) -> int:
+        """Now and then half as much or half as much again, so that one unlucky measurement cannot stand for ever."""
+        if self._speculated % self.vary_every:
+            return best
+        return max(best // 2, 1) if self._speculated % (2 * self.vary_every) else min(best + (best + 1) // 2, most)
+
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None:
+        rows = sum(len(record.tree) for record in records)
+        self._costs.setdefault(len(slots), Costs()).add(rows, timing.total)
+        self._since_plain = 0 if rows == len(slots) else self._since_plain + 1
+        self._speculated += rows > len(slots)
+        for slot, record in zip(slots, records, strict=True):
+            watch, accepted = self._watch[slot], len(record.verdict.path)
+            if record.tree.candidates == 0:
+                watch.quiet += 1
+                continue
+            for odds in (watch.odds, self._all):
+                odds.add(record.tree.depth, accepted)
+            self._longest = max(self._longest, accepted)
+            probing = watch.quiet >= watch.patience
+            watch.quiet = 0
+            if accepted:
+                watch.patience = self.probe_after
+            elif probing:
+                watch.patience = min(2 * watch.patience, self.probe_at_most)

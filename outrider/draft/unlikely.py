@@ -1,0 +1,37 @@
+"""Unlikely: proposes what the target just found least likely, so that nothing is ever accepted.
+
+A yardstick, not a speed-up: what speculation costs when it never pays, and whether a controller notices. Lossless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
+from outrider.tree import TokenTree, chain
+
+
+@dataclass(slots=True)
+class Unlikely:
+    name: str = "accept-none"
+    needs: Needs = field(default_factory=Needs)
+    shared_noise: bool = False
+    _contexts: dict[int, Context] = field(default_factory=dict)
+    _worst: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+        self._contexts[slot], self._worst[slot] = context, 0
+
+    def end(self, slot: int) -> None:
+        self._contexts.pop(slot, None)
+
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+        return [
+            chain(int(self._contexts[s].tokens[-1]), [self._worst[s]] * min(b.nodes, b.depth), origin=self.name)
+            for s, b in zip(slots, budgets, strict=True)
+        ]
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        assert record.scores.logits is not None
+        self._worst[slot] = int(record.scores.logits[0].argmin())

@@ -1,0 +1,171 @@
+"""GGUF to safetensors, once: a GGUF file becomes a dense float32 `transformers` folder in the user's cache.
+
+Float32 because it holds the dequantised values exactly, which neither half precision does. The price is disk: four
+bytes a parameter. A folder appears under its final name only when complete, and one process converts while others wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from outrider.errors import InputError, MissingExtra
+from outrider.models.quiet import first_line, quiet_transformers
+
+logger = logging.getLogger(__name__)
+
+SEAL = "outrider.json"  # written last: names every file of a complete folder and its size
+FORMAT = 1  # raised when folders of an earlier form must be made again
+
+
+def cache_folder() -> Path:
+    """Where converted models live: the platform's cache folder for this user (XDG_CACHE_HOME on Linux)."""
+    return user_cache_path("outrider") / "models"
+
+
+def folder_for(gguf: Path) -> str:
+    """The cache name of a user's file: its stem, and a key that changes when the file does."""
+    stat = gguf.stat()
+    key = hashlib.sha256(f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
+    return f"{gguf.stem}-{key[:12]}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Every file that the seal names is there with its size."""
+    try:
+        seal = json.loads((folder / SEAL).read_text())
+        return seal["format"] == FORMAT and all((folder / f).stat().st_size == n for f, n in seal["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def converted(name: str, find: Callable[[Path, Progress], Path], cache: Path | None = None) -> Path:
+    """The complete folder `name` of the cache, made if need be from the file that `find(scratch, progress)` gives.
+
+    Changes the cache. A folder that exists but is not complete is made again.
+    """
+    cache = cache or cache_folder()
+    folder = cache / name
+    if is_complete(folder):
+        return folder
+    for package in ("gguf", "accelerate"):  # transformers' own GGUF reader asks for both
+        if find_spec(package) is None:
+            raise MissingExtra(f"reading a GGUF file needs the package {package}; run: pip install 'outrider[demo]'")
+    with _writable(cache), _progress() as progress:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _alone(cache / f"{name}.lock", progress):
+            if not is_complete(folder):  # another process may have made it meanwhile
+                _make(folder, find, progress)
+    return folder
+
+
+def _make(folder: Path, find: Callable[[Path, Progress], Path], progress: Progress) -> None:
+    if folder.exists():
+        logger.warning("the cached model %s is incomplete and is made again", folder)
+        shutil.rmtree(folder)
+    for left in folder.parent.glob(f"{folder.name}.partial-*"):  # of a killed process: the lock is ours
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=folder.parent) as scratch:
+        gguf = find(Path(scratch), progress)
+        dense = Path(scratch) / "dense"
+        dense.mkdir()
+        convert(gguf, dense, progress)
+        sizes = {file.name: file.stat().st_size for file in sorted(dense.iterdir())}
+        (dense / SEAL).write_text(json.dumps({"format": FORMAT, "source": gguf.name, "files": sizes}, indent=1))
+        os.replace(dense, folder)
+
+
+def convert(gguf: Path, folder: Path, progress: Progress) -> None:
+    """Write the dequantised model and its tokenizer. Neither atomic nor cached: see `converted`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    task = progress.add_task(f"reading {gguf.name}", total=None)
+    with quiet_transformers(), _counted_tensors(progress, task):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            # Without `dequantize` the weights would stay packed in a layout that only its own kernels read.
+            packed = GgufConfig(dequantize=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, quantization_config=packed, dtype=torch.float32
+            )
+        except (ValueError, KeyError, NotImplementedError, OSError) as error:
+            raise InputError(
+                f"{gguf} cannot be read as a GGUF model ({first_line(error)}); convert it elsewhere"
+            ) from error
+        # A dequantised model still carries the quantisation config, and `save_pretrained` refuses while it does.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        if model.generation_config is not None and model.generation_config.eos_token_id is None:
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
+        progress.update(task, description=f"writing {gguf.stem}", total=None)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        progress.remove_task(task)
+
+
+@contextmanager
+def _alone(path: Path, progress: Progress) -> Iterator[None]:
+    """One process at a time; the lock of a killed process falls with it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        task = progress.add_task(f"waiting for another process ({path.stem})", total=None)
+        lock.acquire()
+        progress.remove_task(task)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _writable(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, InputError | MissingExtra):
+            raise
+        raise InputError(
+            f"cannot write the model cache {cache} ({error.strerror or error}); free space there or set XDG_CACHE_HOME"
+        ) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+@contextmanager
+def _counted_tensors(progress: Progress, task: TaskID) -> Iterator[None]:
+    """Show the library's walk over the tensors, the long part, in our bar instead of its own."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    def counted(tensors: Sequence[Any], **_: Any) -> Iterator[Any]:
+        progress.update(task, description="dequantising", total=len(tensors))
+        for tensor in tensors:
+            yield tensor
+            progress.advance(task)
+
+    with patch.object(reader, "tqdm", counted) if hasattr(reader, "tqdm") else nullcontext():
+        yield

@@ -1,0 +1,119 @@
+"""Adapter: puts a `Pass` through a transformers model, and finds out how that model wants it.
+
+Models that ask transformers' registry for their attention get ours, switched on around the forward only. Models with
+attention code of their own keep it and are handed the mask; where such a model derives a position bias (ALiBi) from a
+padding mask, the bias is built for positions by depth instead. Its code, weights and settings stay as they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+import outrider.target.attention  # noqa: F401  (registers our attention)
+from outrider.errors import UnsupportedModel
+from outrider.target.cache import LayerShape, ShapeRecorder
+from outrider.target.passes import NAME, Pass, chain_block, running
+
+BIAS = "build_alibi_tensor"  # the function of a model's module that turns a padding mask into a position bias
+
+
+class Adapter:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.model_type: str = model.config.get_text_config(decoder=True).model_type
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = model.dtype
+        configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), ATTENTION)}
+        self._configs = list(configs.values())
+        self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._own_attention = False
+        self.shapes, self.vocab_size = self._probe()
+
+    @torch.inference_mode()
+    def _probe(self) -> tuple[list[LayerShape], int]:
+        """One forward of two tokens: what the layers store, and whether the model called our attention."""
+        name = type(self.model).__name__
+        tokens = np.zeros(2, dtype=np.int64)
+        for self._own_attention in (False, True):
+            current, recorder = Pass([chain_block(0, 0, tokens)], self.dtype, self.device), ShapeRecorder()
+            try:
+                out = self(current, recorder, logits=True, hidden=False)
+            except Exception as error:
+                if self._own_attention:
+                    raise UnsupportedModel(f"{name} does not run with a cache of our own: {error}") from error
+                continue
+            if current.attended or self._own_attention:
+                break
+        if not recorder.shapes or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
+            raise UnsupportedModel(f"{name} does not keep its state in a key/value cache; this runtime needs one")
+        if self._own_attention and any(v and _names_a_window(k) for k, v in vars(self.model.config).items()):
+            raise UnsupportedModel(f"{name} has windows in attention code of its own; this runtime cannot honour them")
+        return [recorder.shapes[i] for i in range(len(recorder.shapes))], out.logits.shape[-1]
+
+    def __call__(self, current: Pass, cache: Cache, *, logits: bool, hidden: bool) -> Any:
+        """Run the pass; logits of every row, or of one where they are not asked for."""
+        options: dict[str, Any] = {}
+        if hidden:
+            options["output_hidden_states"] = True
+        if not logits and self._can_trim:
+            options["logits_to_keep"] = 1
+        if self._own_attention:
+            options["attention_mask"] = current.explicit_mask
+        with running(current), self._biased(current) if self._own_attention else self._switched():
+            return self.model(
+                input_ids=current.input_ids,
+                position_ids=current.positions,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **options,
+            )
+
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        """Our attention for the duration of a forward."""
+        before = [getattr(c, ATTENTION) for c in self._configs]
+        try:
+            for config in self._configs:
+                setattr(config, ATTENTION, NAME)
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                setattr(config, ATTENTION, name)
+
+    @contextmanager
+    def _biased(self, current: Pass) -> Iterator[None]:
+        """The model's own position bias, read at each key's position by depth, for the duration of a forward."""
+        module = sys.modules[type(self.model).__module__]
+        build = getattr(module, BIAS, None)
+        if build is None:
+            yield
+            return
+
+        def by_depth(mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+            positions = current.key_positions  # [B, L]
+            plain = torch.ones((1, int(positions.max()) + 1), dtype=torch.long, device=positions.device)
+            bias = build(plain, num_heads, dtype)  # [heads, 1, positions]
+            return bias[:, 0, positions].transpose(0, 1).reshape(-1, 1, positions.shape[1])  # [B * heads, 1, L]
+
+        setattr(module, BIAS, by_depth)
+        try:
+            yield
+        finally:
+            setattr(module, BIAS, build)
+
+
+ATTENTION = "_attn_implementation_internal"  # where a config keeps the name, past the setter that walks sub-configs
+
+
+def _names_a_window(setting: str) -> bool:
+    return "window" in setting or setting in ("attention_types", "attention_chunk_size")

@@ -1,0 +1,41 @@
+"""Models and data that several test folders share; made once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.errors import OutriderError
+from outrider.models import LoadedModel, load_model
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """The embedded model on the CPU in float32."""
+    try:
+        return load_model("smollm2", device="cpu")
+    except OutriderError as error:
+        pytest.skip(f"the embedded model cannot be obtained here: {error}")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> LoadedModel:
+    """Random weights, two layers, 64 tokens, no tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, initializer_range=0.2,
+    )  # fmt: skip
+    return load_model(LlamaForCausalLM(config).requires_grad_(False))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Prompt sets that lie beside the checkout."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs the prompt sets in ../shared/data beside the checkout")
+    return folder

@@ -1,0 +1,113 @@
+"""The draft model: its cache follows the target's text exactly, whatever was accepted; drafting with the target itself
+is accepted whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.control.fixed import Fixed
+from outrider.draft.grown import Grown
+from outrider.draft.model import ModelSource
+from outrider.engine import Engine
+from outrider.grow.chain import Chain
+from outrider.protocols import Budget, Needs, Recipe
+from outrider.sampling import SamplingParams
+from outrider.target.eager import TransformersTarget
+from outrider.tree import root
+from outrider.verify.invariant import Invariant
+from outrider.verify.recursive import Recursive
+from outrider.verify.rejection import Rejection
+
+PROMPTS = [[1, 2, 3, 4], [9, 8], [5], [7, 7, 7, 30, 2, 1]]
+PLAIN = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
+
+
+def llama(seed: int, layers: int = 2) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=53, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return llama(1)
+
+
+def outputs(engine: Engine, params: SamplingParams, recipe: Recipe) -> list:
+    handles = [engine.submit(p, params, recipe) for p in PROMPTS]
+    return [h.result() for h in handles]
+
+
+class Watched(ModelSource):
+    """After every step the draft's cache must hold exactly what a fresh prefill of the same text would."""
+
+    steps = 0
+
+    def observe(self, slot, record) -> None:
+        super().observe(slot, record)
+        seat = self._seats[slot]
+        text = seat.context.tokens.tolist()
+        cached = self.target.length(seat.slot)
+        assert text[cached:] == seat.lead and 1 <= len(seat.lead) <= 2
+        again = self.target.acquire()
+        for _ in self.target.prefill([again], [text[: cached + 1]], Needs()):
+            pass
+        probe = root(text[cached])
+        mine, fresh = self.target.verify([seat.slot, again], [probe, probe], Needs())
+        torch.testing.assert_close(mine.logits, fresh.logits, atol=1e-4, rtol=1e-4)
+        self.target.release(again)
+        type(self).steps += 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_drafts_cache_equals_a_fresh_prefill_after_every_step(target, temperature: float) -> None:
+    source = Watched(TransformersTarget(llama(2), max_slots=8))
+    engine = Engine(TransformersTarget(target, max_slots=4), PLAIN, strict=True)
+    recipe = Recipe("draft", Grown(source, Chain(), sampled=True), Rejection(), Fixed(Budget(4, 4)))
+    params = SamplingParams(max_new_tokens=25, temperature=temperature, seed=3)
+    Watched.steps = 0
+    results = outputs(engine, params, recipe)
+    assert Watched.steps > 30
+    if temperature == 0:
+        assert [g.token_ids for g in results] == [g.token_ids for g in outputs(engine, params, PLAIN)]
+
+
+@pytest.mark.parametrize("verifier", [Invariant(), Rejection(), Recursive()])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_target_as_its_own_draft_is_accepted_whole_unless_noise_decides(target, verifier, temperature) -> None:
+    source = ModelSource(TransformersTarget(target, max_slots=4), width=53)
+    engine = Engine(TransformersTarget(target, max_slots=4), PLAIN, strict=True)
+    recipe = Recipe("self", Grown(source, Chain(), sampled=verifier.coupled), verifier, Fixed(Budget(4, 4)))
+    results = outputs(engine, SamplingParams(max_new_tokens=30, temperature=temperature, seed=8), recipe)
+    mean = np.mean([g.stats.mean_accepted for g in results])
+    if temperature == 0 or verifier.coupled:
+        assert mean > 4.9  # q = p: everything is accepted
+    else:
+        assert 1.2 < mean < 4.9  # the likeliest token is not always what the noise picks
+
+
+def test_a_draft_that_was_switched_off_catches_up(target) -> None:
+    class OnAndOff:
+        name, calls = "on-and-off", 0
+
+        def begin(self, slot) -> None: ...
+        def end(self, slot) -> None: ...
+        def observe(self, slots, records, timing) -> None: ...
+        def budgets(self, slots, limits):
+            self.calls += 1
+            wanted = Budget(0, 0) if self.calls % 40 < 30 else Budget(3, 3)
+            return [wanted & limit for limit in limits]
+
+    source = ModelSource(TransformersTarget(target, max_slots=4, max_rows=16))
+    engine = Engine(TransformersTarget(target, max_slots=4), PLAIN, strict=True)
+    recipe = Recipe("self", Grown(source, Chain()), Invariant(), OnAndOff())
+    params = SamplingParams(max_new_tokens=100)
+    results = outputs(engine, params, recipe)
+    assert [g.token_ids for g in results] == [g.token_ids for g in outputs(engine, params, PLAIN)]
+    assert results[0].stats.acceptance_by_depth == [1.0, 1.0, 1.0]

@@ -1,0 +1,218 @@
+"""Every architecture: the logits of a random tree equal independent forwards of the unmodified model over its paths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from outrider.protocols import Needs
+from outrider.target import eager
+from outrider.target.cache import SlotCache
+from outrider.target.eager import TransformersTarget
+from outrider.target.passes import Block, Pass
+from outrider.tree import TokenTree, fixed
+
+CONTEXT, VOCAB, WINDOW = 48, 61, 7
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "initializer_range": 0.3, "pad_token_id": None,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LOCAL_AND_GLOBAL = {
+    "sliding_window": WINDOW, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, **LOCAL_AND_GLOBAL}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+
+# name -> (class, what its configuration adds to COMMON)
+ZOO: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-dynamic-rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
+    "qwen3": ("Qwen3", {"head_dim": 8}),
+    "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3", GEMMA),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": WINDOW}),
+    "phi3-long-rope": (
+        "Phi3",
+        {
+            "max_position_embeddings": 4 * CONTEXT,
+            "original_max_position_embeddings": CONTEXT,
+            "rope_parameters": {**LONG_ROPE, "original_max_position_embeddings": CONTEXT},
+        },
+    ),
+    "gpt2": ("GPT2", {}),
+    "gpt2-eager-upcast": (
+        "GPT2",
+        {"attn_implementation": "eager", "reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "opt": ("OPT", {"ffn_dim": 40, "word_embed_proj_dim": 32, "init_std": 0.3}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.7}),
+    "falcon": ("Falcon", {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-multi-query": ("Falcon", {"alibi": False, "multi_query": True, "new_decoder_architecture": False}),
+    "falcon-alibi": ("Falcon", {"alibi": True, "multi_query": False, "new_decoder_architecture": False}),
+    "falcon-eager": ("Falcon", {"alibi": False, "attn_implementation": "eager"}),
+    "falcon-alibi-eager": ("Falcon", {"alibi": True, "multi_query": True, "attn_implementation": "eager"}),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "gpt-oss": ("GptOss", {"head_dim": 8, **EXPERTS, **LOCAL_AND_GLOBAL}),
+}  # fmt: skip
+WINDOWED = [name for name, (_, extra) in ZOO.items() if "sliding_window" in extra]
+
+# A seed does not get simpler by shrinking.
+QUICK = settings(
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.differing_executors],
+)
+
+
+@cache
+def build(name: str) -> Any:
+    kind, extra = ZOO[name]
+    config_class = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")
+    model_class = getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")
+    torch.manual_seed(0)
+    model = model_class(config_class(**{**COMMON, **extra})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases start at 1 and 0, where a mix-up would not show
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def random_tree(rng: np.random.Generator, pending: int, nodes: int, depth: int) -> TokenTree:
+    """Children of one node may carry the same token: positions and masks are all that is tested here."""
+    parents, depths = [-1], [0]
+    for _ in range(nodes):
+        parent = int(rng.choice([i for i, d in enumerate(depths) if d < depth] or [-1]))
+        if parent >= 0:
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+    tokens = rng.integers(0, VOCAB, len(parents))
+    tokens[0] = pending
+    return fixed(tokens, np.array(parents))
+
+
+@torch.no_grad()
+def largest_difference(model: Any, texts: list[list[int]], trees: list[TokenTree], logits: list[torch.Tensor]) -> float:
+    """Against one forward of the unmodified model over every root-to-leaf path of every tree, without a cache."""
+    paths = [(i, leaf) for i, t in enumerate(trees) for leaf in sorted({*range(len(t))} - {*t.parents.tolist()})]
+    full = [texts[i] + trees[i].path_tokens(leaf) for i, leaf in paths]
+    width = max(map(len, full))
+    plain = model(torch.tensor([t + [0] * (width - len(t)) for t in full]), use_cache=False).logits
+    differences = []
+    for row, (i, leaf) in enumerate(paths):
+        nodes = [0, *trees[i].path(leaf)]
+        want = plain[row, len(texts[i]) - 1 : len(full[row])]
+        differences.append((logits[i][nodes] - want).abs().max())
+    return torch.stack(differences).max().item()  # keeps a nan, as max() of Python does not
+
+
+def walk(model: Any, *, batch: int, seed: int, steps: int, chunk: int, nodes: int = 7) -> float:
+    """Decode random texts with random trees and random acceptance up to the end of the context; the worst difference.
+
+    A slot that is full is released and takes a new text, so the cache is reused while others go on.
+    """
+    rng = np.random.default_rng(seed)
+    target = TransformersTarget(model, max_slots=batch, prefill_chunk=chunk, max_rows=nodes + 1)
+    assert target.max_context == CONTEXT
+    texts: dict[int, list[int]] = {}
+    differences: list[float] = []
+    ends = 0
+    while len(differences) < steps or not ends:
+        fresh = [target.acquire() for _ in range(target.free_slots)]
+        texts |= {slot: rng.integers(0, VOCAB, rng.integers(1, 2 * WINDOW)).tolist() for slot in fresh}
+        for _ in target.prefill(fresh, [texts[s] for s in fresh], Needs()):
+            pass
+        slots = list(texts)
+        rng.shuffle(slots)
+        trees = []
+        for s in slots:
+            assert target.length(s) == len(texts[s]) - 1
+            trees.append(random_tree(rng, texts[s][-1], int(rng.integers(0, nodes + 1)), CONTEXT - len(texts[s])))
+        scores = target.verify(slots, trees, Needs())
+        rows = [s.logits for s in scores]
+        differences.append(largest_difference(model, [texts[s] for s in slots], trees, rows))
+        paths = [t.path(int(rng.integers(0, len(t)))) for t in trees]
+        target.commit(slots, paths)
+        for s, tree, path in zip(slots, trees, paths, strict=True):
+            texts[s] += [int(tree.tokens[n]) for n in path] + [int(rng.integers(0, VOCAB))]
+            if len(texts[s]) > CONTEXT:
+                target.release(s)
+                del texts[s]
+                ends += 1
+    return float(np.max(differences))
+
+
+@pytest.mark.parametrize("name", ZOO)
+@settings(QUICK, max_examples=2)
+@given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64))
+def test_ragged_batch_of_trees_equals_independent_forwards(name: str, seed: int, chunk: int) -> None:
+    assert walk(build(name), batch=5, seed=seed, steps=20, chunk=chunk) < 1e-4
+
+
+@pytest.mark.parametrize("name", ZOO)
+@settings(QUICK, max_examples=2)
+@given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64))
+def test_single_sequence_equals_independent_forwards(name: str, seed: int, chunk: int) -> None:
+    assert walk(build(name), batch=1, seed=seed, steps=20, chunk=chunk) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+@settings(QUICK, max_examples=30, derandomize=False)
+@given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64), batch=st.integers(1, 6), nodes=st.integers(0, 24))
+def test_many_random_walks(name: str, seed: int, chunk: int, batch: int, nodes: int) -> None:
+    assert walk(build(name), batch=batch, seed=seed, steps=40, chunk=chunk, nodes=nodes) < 1e-4
+
+
+# The test of the test: each planted bug must show, in every architecture that can have it.
+
+
+def by_storage_order(*args: Any) -> Block:
+    block = Block(*args)
+    return replace(block, depths=np.arange(len(block.tokens)).clip(max=CONTEXT - 1 - block.length))
+
+
+def seeing_siblings(*args: Any) -> Block:
+    block = Block(*args)
+    return replace(block, sees=np.tri(len(block.tokens), dtype=bool)[block.done :])
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("bug", [by_storage_order, seeing_siblings])
+def test_wrong_rows_are_caught(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "Block", bug)
+    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_stale_cache_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotCache, "move", lambda *_: None)
+    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_ignored_window_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pass, "restricted", lambda self, *_: self.mask)
+    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2

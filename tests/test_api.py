@@ -1,0 +1,160 @@
+"""What a user holds, on the embedded model: same output for every method, text in and text out, clear errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+import outrider
+from outrider.api import Outrider
+from outrider.errors import InputError, UnknownName
+from outrider.generation import FinishReason
+
+PROMPTS = [
+    "Repeat this twice: the quick brown fox jumps over the lazy dog.",
+    "Name three rivers.",
+    "Write the numbers from one to ten in words, then again.",
+]
+METHODS = ["prompt-lookup", "draft-model", "accept-none"]
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2) -> Outrider:
+    return Outrider(smollm2, strict=True, limits={"max_context": 512})
+
+
+@pytest.fixture(scope="module")
+def chats(engine: Outrider) -> list[list[int]]:
+    return [engine.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS]
+
+
+def test_greedy_output_is_transformers_own_with_every_method(engine: Outrider, chats, smollm2) -> None:
+    want = []
+    for ids in chats:
+        out = smollm2.model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
+        want.append(out[0, len(ids) :].tolist())
+    for method in ["plain", *METHODS]:
+        assert [g.token_ids for g in engine.generate(chats, method=method, max_new_tokens=24)] == want, method
+
+
+def test_seeded_output_is_the_same_with_every_invariant_method(engine: Outrider, chats) -> None:
+    settings = {"max_new_tokens": 20, "temperature": 0.8, "top_p": 0.95, "seed": 5}
+    plain = engine.generate(chats, method="plain", **settings)
+    lookup = engine.generate(chats[::-1], method="prompt-lookup", **settings)[::-1]
+    alone = [engine.generate([ids], method="accept-none", **settings)[0] for ids in chats]
+    assert [g.token_ids for g in plain] == [g.token_ids for g in lookup] == [g.token_ids for g in alone]
+
+
+def test_copying_is_accepted(engine: Outrider) -> None:
+    text = ("one two three four five six seven eight nine ten " * 4).strip()
+    fixed = Outrider(engine.loaded, options={"controller": "fixed", "budget": 8}, limits={"max_context": 256})
+    result = fixed.generate([text], max_new_tokens=32)[0]
+    assert result.stats.mean_accepted > 4  # a floor: a wrong draft position would leave it near 1
+    assert result.token_ids == engine.generate([text], method="plain", max_new_tokens=32)[0].token_ids
+
+
+def test_the_first_layers_draft_better_than_chance(engine: Outrider, chats) -> None:
+    options = {"controller": "fixed", "budget": 4, "verifier": "invariant", "layers": 22}
+    drafted = Outrider(engine.loaded, "draft-model", options, {"max_context": 256})
+    results = drafted.generate(chats, max_new_tokens=24)
+    accepted = sum(g.stats.accepted for g in results)
+    assert accepted > 5  # a floor: wrong positions or a wrong cache in the draft would leave none
+
+
+def test_chat_stream_and_generate_agree(engine: Outrider) -> None:
+    message = [{"role": "user", "content": PROMPTS[1]}]
+    whole = engine.chat(message, max_new_tokens=16)
+    stream = engine.stream(message, max_new_tokens=16)
+    assert "".join(stream) == whole.text == stream.generation.text
+    assert engine.chat(PROMPTS[1], max_new_tokens=16).token_ids == whole.token_ids
+
+
+def test_async_streams_share_the_engine(engine: Outrider, chats) -> None:
+    want = [g.text for g in engine.generate(chats, max_new_tokens=12)]
+
+    async def read(ids) -> str:
+        return "".join([piece async for piece in engine.astream(ids, max_new_tokens=12)])
+
+    async def everything() -> list[str]:
+        return await asyncio.gather(*(read(ids) for ids in chats))
+
+    assert asyncio.run(everything()) == want
+
+
+def test_a_cancelled_async_stream_leaves_the_engine_usable(engine: Outrider, chats) -> None:
+    async def leave() -> None:
+        async for _ in engine.astream(chats[0], max_new_tokens=40):
+            break
+        task = asyncio.create_task(anext(engine.astream(chats[1], max_new_tokens=40)))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert engine.generate([chats[0]], max_new_tokens=3)[0].stats.new_tokens == 3
+    assert engine.target.free_slots == 8
+
+
+def test_submit_step_and_cancel_with_parameters_and_method_of_their_own(engine: Outrider) -> None:
+    params = outrider.SamplingParams(max_new_tokens=20)
+    one = engine.submit(PROMPTS[0], params, method="plain")
+    two = engine.submit(PROMPTS[1], params, max_new_tokens=3)
+    engine.step()
+    one.cancel()
+    assert two.result().stats.new_tokens == 3
+    assert one.result().finish_reason is FinishReason.CANCELLED
+
+
+def test_stop_strings_end_the_text_before_them(engine: Outrider) -> None:
+    free = engine.chat(PROMPTS[2], max_new_tokens=30).text
+    stop = free[len(free) // 2 : len(free) // 2 + 4]
+    assert engine.chat(PROMPTS[2], max_new_tokens=30, stop=stop).text == free[: free.index(stop)]
+
+
+def test_words_can_be_banned_by_text(engine: Outrider) -> None:
+    free = engine.chat(PROMPTS[1], max_new_tokens=16).text
+    word = next(w for w in free.split() if w.isalpha() and len(w) > 3)
+    assert word not in engine.chat(PROMPTS[1], max_new_tokens=16, bad_words=[word]).text.split()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.generate([""]), "empty"),
+        (lambda e: e.generate([]), "no prompts"),
+        (lambda e: e.generate(["x"], temperature=-1), "temperature"),
+        (lambda e: e.generate(["x"], top_p=1.5), "top_p"),
+        (lambda e: e.generate(["x"], tempreature=1), "unknown sampling parameter tempreature"),
+        (lambda e: e.generate(["word " * 600]), "context"),
+        (lambda e: e.generate([object()]), "prompt"),
+        (lambda e: e.chat([]), "no chat messages"),
+        (lambda e: e.stream("x", n=2), "one sample"),
+        (lambda e: e.generate(["x"], method="magic"), "known methods"),
+    ],
+)
+def test_bad_input_names_itself_and_the_remedy(engine: Outrider, call, message: str) -> None:
+    with pytest.raises((InputError, UnknownName), match=message) as caught:
+        call(engine)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_with_another_vocabulary_is_refused(engine: Outrider, tmp_path) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(engine.loaded.model.name_or_path)
+    tokenizer.add_tokens(["<brand-new>"])
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="vocabulary"):
+        engine.recipe("draft-model", {"draft": str(tmp_path)})
+
+
+def test_the_public_names_are_there() -> None:
+    for name in outrider.__all__:
+        assert getattr(outrider, name) is not None
+    with pytest.raises(AttributeError):
+        outrider.nonsense  # noqa: B018

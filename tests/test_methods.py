@@ -1,0 +1,83 @@
+"""The registry: typed options, unknown names list the known ones, packages and callers can add methods."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from outrider import methods
+from outrider.errors import InputError, UnknownName
+
+
+def test_every_method_has_a_complete_row_that_survives_json() -> None:
+    rows = json.loads(json.dumps([info.as_dict() for info in methods.table()]))
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names)) and {"plain", "prompt-lookup", "draft-model"} <= set(names)
+    for row in rows:
+        assert {"name", "paper", "family", "lossless", "needs", "summary", "options"} <= set(row)
+        assert row["summary"] and row["paper"] and row["needs"]
+
+
+def test_the_default_method_exists_and_is_lossless() -> None:
+    assert methods.find(methods.DEFAULT).lossless
+
+
+def test_an_unknown_method_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match=r"unknown method 'magic'; known methods: .*prompt-lookup"):
+        methods.find("magic")
+
+
+def test_options_are_typed_from_text_and_from_python() -> None:
+    info = methods.find("prompt-lookup")
+    assert methods.parse_options(info, {"budget": "7", "controller": "fixed"}).budget == 7
+    assert methods.parse_options(info, {"budget": 7}).budget == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budgte": 3}, "no option 'budgte'; its options: budget"),
+        ({"budget": "many"}, "option budget of prompt-lookup is 'many'; it must be a int"),
+        ({"controller": "maybe"}, "use one of payoff, fixed"),
+    ],
+)
+def test_bad_options_name_the_value_and_the_remedy(options, message: str) -> None:
+    with pytest.raises((InputError, UnknownName), match=message):
+        methods.parse_options(methods.find("prompt-lookup"), options)
+
+
+@dataclass(frozen=True)
+class Switch:
+    on: bool = True
+    size: float = 1.5
+
+
+def third_party(name: str) -> methods.MethodInfo:
+    return methods.MethodInfo(name, "from elsewhere", "-", "foreign", True, "nothing", Switch, lambda *_: None)  # type: ignore[arg-type,return-value]
+
+
+def test_callers_can_register_a_method_of_their_own(monkeypatch) -> None:
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    methods.register(third_party("mine"))
+    info = methods.find("mine")
+    assert methods.parse_options(info, {"on": "no", "size": "2"}) == Switch(False, 2.0)
+    with pytest.raises(InputError, match="use true or false"):
+        methods.parse_options(info, {"on": "perhaps"})
+
+
+def test_installed_packages_register_through_the_entry_point_and_a_broken_one_is_named(monkeypatch, caplog) -> None:
+    class Entry:
+        def __init__(self, name: str, load) -> None:
+            self.name, self.load = name, load
+
+    def broken():
+        raise ImportError("planted")
+
+    entries = [Entry("good", lambda: [third_party("theirs")]), Entry("bad", broken)]
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    monkeypatch.setattr(methods, "_plugins_loaded", False)
+    monkeypatch.setattr(methods.importlib.metadata, "entry_points", lambda group: entries)
+    assert methods.find("theirs").family == "foreign"
+    assert "bad could not be loaded" in caplog.text
