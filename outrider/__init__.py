@@ -1,7 +1,7 @@
 """Outrider: the same output from any causal language model, several times faster, by speculative decoding.
 
-    engine = outrider.load("smollm2", method="prompt-lookup")
-    print(engine.chat("Write a haiku about rain").text)
+engine = outrider.load("smollm2", method="prompt-lookup")
+print(engine.chat("Write a haiku about rain").text)
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def load(
     bounded by them, by `max_context` positions a sequence and by `cache_bytes`. `strict` raises a drafter's error
     instead of going on without it.
     """
+    methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
     loaded = load_model(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -60,7 +61,6 @@ class Outrider:
         self, loaded: LoadedModel, method: str = methods.DEFAULT, options: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None, *, strict: bool = False, trust_remote_code: bool = False,
     ) -> None:  # fmt: skip
-        methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
         self.loaded, self.method = loaded, method
         self._limits = dict(limits or {})
         self.target: Target = self._runtime(loaded.model)
@@ -90,10 +90,12 @@ class Outrider:
         return self.loaded.tokenizer
 
     def recipe(self, method: str | None = None, options: Mapping[str, Any] | None = None) -> Recipe:
-        """The method made ready for this target; built once unless options are given."""
+        """The method made ready for this target: built once and kept, or afresh where options are given."""
         name = method or self.method
-        if options or name not in self._recipes:
-            self._recipes[name] = methods.build(name, self._parts, options)
+        if options:
+            return methods.build(name, self._parts, options)
+        if name not in self._recipes:
+            self._recipes[name] = methods.build(name, self._parts)
         return self._recipes[name]
 
     def encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:

@@ -17,7 +17,16 @@ from outrider.errors import BusyEngine, ClosedEngine, InputError, OutriderError
 from outrider.generation import FinishReason, Generation
 from outrider.noise import DRAFT, VERIFY, StreamNoise, fresh_seed
 from outrider.protocols import (
-    Budget, Chunk, Constraint, Drafter, Needs, Recipe, Scores, StepRecord, StepTiming, Target, Verdict,
+    Budget,
+    Chunk,
+    Constraint,
+    Needs,
+    Recipe,
+    Scores,
+    StepRecord,
+    StepTiming,
+    Target,
+    Verdict,
 )  # fmt: skip
 from outrider.sampling import SamplingParams
 from outrider.sequence import Decode, NoiseMaker, Running, StopCheck
@@ -41,6 +50,7 @@ class Engine:
         self.closed = False
         self._turn = threading.Lock()
         self._logged: set[str] = set()
+        self._tail = 0.0  # seconds the last step spent after its own timing was taken; counted in the next one
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, recipe: Recipe | None = None, *,
@@ -101,8 +111,8 @@ class Engine:
         observed = clock()
         rows = sum(len(tree) for tree in trees)
         timing = StepTiming(
-            draft=(drafted - begun) + (observed - judged), verify=verified - drafted, rest=judged - verified,
-            rows=rows, batch=len(batch),
+            draft=(drafted - begun) + (observed - judged), verify=verified - drafted,
+            rest=judged - verified + self._tail, rows=rows, batch=len(batch),
         )  # fmt: skip
         for s, record in zip(batch, records, strict=True):
             s.stats.count(record, timing, len(record.emitted))
@@ -113,6 +123,7 @@ class Engine:
             )
         for s in [s for s in batch if s.done]:
             self._leave(s, s.finish or FinishReason.STOP)
+        self._tail = clock() - observed
 
     def _budgets(self, batch: list[Running]) -> dict[int, Budget]:
         """Per slot, decided before anything is drawn: what the controller wants, within what can still be used."""
@@ -341,5 +352,3 @@ def _check_tree(tree: TokenTree, pending: int, budget: Budget, vocab_size: int, 
         raise OutriderError(f"{name} proposed {tree.candidates} nodes, {tree.depth} deep, over its budget {budget}")
     if tree.candidates and not (tree.tokens.min() >= 0 and tree.tokens.max() < vocab_size):
         raise OutriderError(f"{name} proposed token ids outside 0..{vocab_size - 1}")
-
-

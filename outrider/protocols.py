@@ -190,8 +190,8 @@ class Grower(Protocol):
 
     def grow(
         self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
-        noise: Sequence[Noise | None],
-    ) -> list[TokenTree]: ...  # no noise for a slot: nothing is drawn, the likeliest tokens are point masses  # fmt: skip
+        noise: Sequence[Noise | None],  # None: nothing is drawn for that slot, the likeliest tokens are point masses
+    ) -> list[TokenTree]: ...  # fmt: skip
 
 
 class Drafter(Protocol):
@@ -205,9 +205,7 @@ class Drafter(Protocol):
     def shared_noise(self) -> bool: ...  # draws with the target's own stream, which every coupled rule refuses
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None: ...
     def end(self, slot: int) -> None: ...
-    def propose(
-        self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]
-    ) -> list[TokenTree]: ...
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]: ...
     def observe(self, slot: int, record: StepRecord) -> None: ...
 
 

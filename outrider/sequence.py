@@ -147,7 +147,7 @@ class Running:
 
 def _logprob(rows: TargetRows, node: int, token: int, count: int) -> TokenLogprob:
     raw, processed = rows.logprobs(node)
-    top = torch.topk(raw, count).indices.tolist() if count else []
+    top = torch.topk(raw, min(count, raw.numel())).indices.tolist() if count else []
     return TokenLogprob(
         token, float(raw[token]), float(processed[token]), tuple((i, float(raw[i]), float(processed[i])) for i in top)
     )

@@ -56,11 +56,11 @@ def test_copying_is_accepted(engine: Outrider) -> None:
 
 
 def test_the_first_layers_draft_better_than_chance(engine: Outrider, chats) -> None:
-    options = {"controller": "fixed", "budget": 4, "verifier": "invariant", "layers": 22}
+    options = {"controller": "fixed", "budget": 4, "verifier": "invariant", "layers": 28}
     drafted = Outrider(engine.loaded, "draft-model", options, {"max_context": 256})
     results = drafted.generate(chats, max_new_tokens=24)
     accepted = sum(g.stats.accepted for g in results)
-    assert accepted > 5  # a floor: wrong positions or a wrong cache in the draft would leave none
+    assert accepted > 12  # a floor: wrong positions or a wrong cache in the draft would leave none
 
 
 def test_chat_stream_and_generate_agree(engine: Outrider) -> None:

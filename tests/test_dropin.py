@@ -318,6 +318,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("dola_layers='low'", {"dola_layers": "low"}),
     ("prompt_lookup_num_tokens=3", {"prompt_lookup_num_tokens": 3}),
     ("assistant_early_exit=1", {"assistant_early_exit": 1}),
+    ("use_mtp=True", {"use_mtp": True}),
+    ("force_words_ids", {"force_words_ids": [[5]], "num_beams": 2}),
     ("assistant_model", {"assistant_model": tiny("llama")}),
     ("synced_gpus", {"synced_gpus": True}),
     ("output_attentions", {"output_attentions": True, "return_dict_in_generate": True}),

@@ -19,6 +19,8 @@ from outrider.noise import (
     TARGET,
     VERIFY,
     StreamNoise,
+    _on_device,
+    _race_on_device,
     fresh_seed,
     inverse,
     key,
@@ -47,6 +49,7 @@ def assert_counts_follow(counts: np.ndarray, probs: np.ndarray) -> None:
 def test_tensor_bits_equal_scalar_bits(stream: int, count: int) -> None:
     expected = [uniform(mix(stream + (i + 1) * _GOLDEN)) for i in range(count)]
     assert uniforms(stream, count, CPU).tolist() == expected
+    assert _on_device(stream, count, CPU).tolist() == expected
 
 
 def test_mix_is_the_published_splitmix64() -> None:
@@ -96,8 +99,7 @@ def test_race_equals_the_argmin_over_all_tokens(stream: int, weights: list[float
 
 def test_race_keeps_the_favourite_at_the_smallest_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     for p in np.linspace(0.05, 1.0, 200):
-        tiny = torch.full((3,), 2.0**-53, dtype=torch.float64)
-        monkeypatch.setattr("outrider.noise.uniforms", lambda *_, tiny=tiny: tiny)
+        monkeypatch.setattr("outrider.noise._bits", lambda _, count: np.zeros(count, dtype=np.uint64))
         assert race(torch.tensor([0.0, p, 0.0], dtype=torch.float64), 0) == 1
 
 
@@ -127,6 +129,30 @@ def test_inverse_never_returns_a_zero_weight(weights: list[float], u: float) -> 
     assert array[index] > 0
     assert inverse(torch.from_numpy(array), u) == index
     assert array[:index].sum() <= u * array.sum() * (1 + 1e-9)
+
+
+def test_inverse_of_a_long_row_is_the_inverse_of_its_running_sum() -> None:
+    rng = np.random.default_rng(4)
+    weights = rng.random(5000) * (rng.random(5000) < 0.3)
+    weights[:700] = weights[2048:2560] = weights[-700:] = 0.0  # whole blocks without weight
+    sums = np.cumsum(weights)
+    for u in [uniform(0), uniform(2**64 - 1), *rng.random(2000)]:
+        index = inverse(weights, u)
+        assert index == np.searchsorted(sums, u * sums[-1], side="right")
+        assert inverse(torch.from_numpy(weights), u) == index
+    alone = np.zeros(5000, dtype=np.float32)
+    alone[4321] = 1e-30
+    assert {inverse(alone, u) for u in (uniform(0), 0.5, uniform(2**64 - 1))} == {4321}
+    with pytest.raises(AssertionError):
+        inverse(np.zeros(5000), 0.5)
+
+
+def test_race_sieves_without_losing_the_winner() -> None:
+    for seed, size in enumerate([3000] * 40):
+        probs = torch.softmax(torch.from_numpy(np.random.default_rng(seed).normal(size=size) * 4).float(), 0)
+        times = -torch.log1p(-uniforms(key(seed), size, CPU)) / probs.double()
+        assert race(probs, key(seed)) == int(times.argmin())
+        assert race(probs.double(), key(seed)) == _race_on_device(probs, key(seed)) == int(times.argmin())
 
 
 def test_inverse_at_the_edges_of_its_steps() -> None:

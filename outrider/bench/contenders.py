@@ -104,9 +104,8 @@ def run_engine(engine: Outrider, recipe: Recipe, prompts: Sequence[list[int]], p
     finally:
         for handle in handles:  # an interrupt leaves nothing running
             handle.cancel()
-    return pooled(
-        [handle.result() for handle in handles], total_s, prefill_s, params.greedy or not recipe.verifier.coupled
-    )
+    comparable = params.greedy or not recipe.verifier.coupled
+    return pooled([handle.result() for handle in handles], total_s, prefill_s, comparable)
 
 
 def pooled(generations: Sequence[Generation], total_s: float, prefill_s: float, comparable: bool) -> Run:

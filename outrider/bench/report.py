@@ -6,19 +6,14 @@ The page needs nothing but itself: plots are embedded (`plots`, extra [bench]), 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape as plain
 from rich.table import Table
 from rich.text import Text
-
-from outrider.errors import InputError
 
 Figures = Mapping[str, Any]
 OVERALL = (
@@ -79,22 +74,6 @@ def html(result: Figures) -> str:
         plots=figures,
         data=data,
     )
-
-
-def write_atomic(path: Path, content: str) -> None:
-    """The file is there whole or not at all."""
-    try:
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-            os.chmod(scratch, 0o666 & ~_umask())
-            os.replace(scratch, path)
-        except BaseException:
-            os.unlink(scratch)
-            raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
 
 
 def groups(result: Figures) -> list[str]:
@@ -188,12 +167,6 @@ def _html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in headers)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 PAGE = """<!doctype html>

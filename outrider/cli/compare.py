@@ -51,7 +51,8 @@ def compare(
     from outrider.bench.contenders import method_contender, parse_specs
     from outrider.bench.figures import result
     from outrider.bench.report import html as render
-    from outrider.bench.report import terminal, write_atomic
+    from outrider.bench.report import terminal
+    from outrider.files import write_atomic
     from outrider.prompts import built_in_prompts, read_prompts
 
     specs = parse_specs(methods, parse_options(option))

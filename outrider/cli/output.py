@@ -14,6 +14,7 @@ from rich.table import Table
 
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
+from outrider.files import write_atomic
 
 if TYPE_CHECKING:
     from outrider.generation import Stats
@@ -45,10 +46,7 @@ def emit(target: str | None, payload: Any) -> None:
         sys.stdout.write(content)
         sys.stdout.flush()
         return
-    try:
-        Path(target).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json {target}: cannot be written ({error.strerror}); choose another file") from None
+    write_atomic(Path(target), content)
 
 
 def check_json(target: str | None) -> None:

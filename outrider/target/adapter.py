@@ -2,7 +2,8 @@
 
 Models that ask transformers' registry for their attention get ours, switched on around the forward only. Models with
 attention code of their own keep it and are handed the mask; where such a model derives a position bias (ALiBi) from a
-padding mask, the bias is built for positions by depth instead. Its code, weights and settings stay as they were.
+padding mask, the bias is built for positions by depth instead. On a CPU its linear layers multiply by packed copies of
+their weights. Its code, weights and settings stay as they were.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transformers.cache_utils import Cache
 import outrider.target.attention  # noqa: F401  (registers our attention)
 from outrider.errors import UnsupportedModel
 from outrider.target.cache import LayerShape, ShapeRecorder
+from outrider.target.packed import PackedLinears
 from outrider.target.passes import NAME, Pass, chain_block, running
 
 BIAS = "build_alibi_tensor"  # the function of a model's module that turns a padding mask into a position bias
@@ -36,6 +38,7 @@ class Adapter:
         self._configs = list(configs.values())
         self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._own_attention = False
+        self._linears = PackedLinears(model)
         self.shapes, self.vocab_size = self._probe()
 
     @torch.inference_mode()
@@ -68,7 +71,8 @@ class Adapter:
             options["logits_to_keep"] = 1
         if self._own_attention:
             options["attention_mask"] = current.explicit_mask
-        with running(current), self._biased(current) if self._own_attention else self._switched():
+        attention = self._biased(current) if self._own_attention else self._switched()
+        with running(current), self._linears.active(), attention:
             return self.model(
                 input_ids=current.input_ids,
                 position_ids=current.positions,

@@ -20,6 +20,7 @@ from outrider.bench.compare import Plan, compare
 from outrider.bench.figures import result
 from outrider.bench.machine import machine
 from outrider.errors import InputError, MissingExtra
+from outrider.files import write_atomic
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
 from tests.bench.stage import Gullible, Stage
@@ -119,12 +120,12 @@ def test_without_matplotlib_the_missing_extra_is_named(
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.html"
-    report.write_atomic(page, "old")
+    write_atomic(page, "old")
     with pytest.raises(UnicodeEncodeError):
-        report.write_atomic(page, "new" * 10_000 + "\ud800")
+        write_atomic(page, "new" * 10_000 + "\ud800")
     assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
     with pytest.raises(InputError, match="cannot be written"):
-        report.write_atomic(tmp_path / "nowhere" / "page.html", "x")
+        write_atomic(tmp_path / "nowhere" / "page.html", "x")
 
 
 def test_machine_facts_name_neither_host_nor_user_nor_path() -> None:

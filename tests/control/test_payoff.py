@@ -45,7 +45,10 @@ def best_rate(cost, accept: float, most: int = 16) -> float:
 
 
 @pytest.mark.parametrize("accept", [0.0, 0.05, 0.3, 0.6, 0.8, 0.95])
-@pytest.mark.parametrize("cost", [linear, lambda r: 1.0 + 0.01 * r, lambda r: 1.0 if r == 1 else 1.8 + 0.02 * r, lambda r: 1 + max(r - 8, 0) / 8])
+@pytest.mark.parametrize(
+    "cost",
+    [linear, lambda r: 1.0 + 0.01 * r, lambda r: 1.0 if r == 1 else 1.8 + 0.02 * r, lambda r: 1 + max(r - 8, 0) / 8],
+)
 def test_it_comes_close_to_the_best_fixed_width(cost, accept: float) -> None:
     tokens, seconds, _ = simulate(Payoff(), cost, accept, 2000)
     assert tokens / seconds > 0.9 * max(best_rate(cost, accept), 1 / cost(1))

@@ -165,14 +165,14 @@ def walk(model: Any, *, batch: int, seed: int, steps: int, chunk: int, nodes: in
 
 
 @pytest.mark.parametrize("name", ZOO)
-@settings(QUICK, max_examples=2)
+@settings(QUICK, max_examples=4)
 @given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64))
 def test_ragged_batch_of_trees_equals_independent_forwards(name: str, seed: int, chunk: int) -> None:
     assert walk(build(name), batch=5, seed=seed, steps=20, chunk=chunk) < 1e-4
 
 
 @pytest.mark.parametrize("name", ZOO)
-@settings(QUICK, max_examples=2)
+@settings(QUICK, max_examples=4)
 @given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64))
 def test_single_sequence_equals_independent_forwards(name: str, seed: int, chunk: int) -> None:
     assert walk(build(name), batch=1, seed=seed, steps=20, chunk=chunk) < 1e-4

@@ -1,0 +1,31 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from outrider.errors import InputError
+
+
+def write_atomic(path: Path, content: str) -> None:
+    """Replaces the file in one move; a failure leaves the old one."""
+    try:
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(content)
+            os.chmod(scratch, 0o666 & ~_umask())
+            os.replace(scratch, path)
+        except BaseException:
+            os.unlink(scratch)
+            raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

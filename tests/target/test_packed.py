@@ -1,0 +1,60 @@
+"""Packed linear layers: the same function, shared between models that share weights, and gone when the pass is over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from outrider.target import packed
+from outrider.target.packed import PackedLinears
+
+pytestmark = pytest.mark.skipif(not packed._supported(), reason="this torch has no oneDNN")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 40, bias=False)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 33])
+def test_packed_layers_compute_the_same_function(rows: int) -> None:
+    model, x = network(), torch.randn(2, rows, 48)
+    want = model(x)
+    linears = PackedLinears(model)
+    assert len(linears._forwards) == 2
+    with linears.active(), torch.inference_mode():
+        assert "forward" in model[0].__dict__
+        torch.testing.assert_close(model(x), want, atol=1e-5, rtol=1e-5)
+    assert "forward" not in model[0].__dict__ and torch.equal(model(x), want)
+
+
+def test_an_error_inside_the_pass_leaves_the_model_as_it_was() -> None:
+    model = network()
+    with pytest.raises(RuntimeError), PackedLinears(model).active():
+        raise RuntimeError
+    assert "forward" not in model[0].__dict__
+
+
+def test_models_that_share_weights_share_packs() -> None:
+    model, twin = network(), network()
+    twin[0].weight = model[0].weight
+    PackedLinears(model)
+    before = len(packed._packs)
+    PackedLinears(twin)
+    assert len(packed._packs) == before + 1  # the second layer only
+
+
+def test_packs_die_with_their_weights() -> None:
+    before = len(packed._packs)
+    model = network()
+    linears = PackedLinears(model)
+    assert len(packed._packs) == before + 2
+    del model, linears
+    assert len(packed._packs) == before
+
+
+def test_half_precision_and_too_little_memory_are_left_alone(monkeypatch) -> None:
+    assert not PackedLinears(network().bfloat16())._forwards
+    monkeypatch.setattr(packed, "_available", lambda: 1000)
+    assert not PackedLinears(network())._forwards
