@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +22,8 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 DRAFT, VERIFY, TARGET = 1, 2, 3
+_BLOCK = 256  # weights summed together before a draw looks closer
+_HIGH_WORD = 1 if sys.byteorder == "little" else 0  # of a 64-bit word seen as two of 32
 
 
 def fresh_seed() -> int:
@@ -35,12 +38,23 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def key(*parts: int) -> int:
-    """One 64-bit key from several integers; the order matters."""
-    state = 0
+def key(*parts: int, after: int = 0) -> int:
+    """One 64-bit key from several integers; the order matters. `after` is the key of the ones before them."""
+    state = after
     for part in parts:
-        state = mix(state + _GOLDEN + mix(part + _GOLDEN))
+        state = mix(state + _GOLDEN + _scattered(part))
     return state
+
+
+@lru_cache(maxsize=1024)
+def _scattered(part: int) -> int:
+    return mix(part + _GOLDEN)
+
+
+@lru_cache(maxsize=256)
+def _step_key(seed: int, sample: int, stream: int, step: int) -> int:
+    """What all keys of one step of one sequence have in common: made once, used for every node and draw."""
+    return key(seed, sample, stream, step)
 
 
 def uniform(bits: int) -> float:
@@ -50,6 +64,13 @@ def uniform(bits: int) -> float:
 
 def uniforms(stream: int, count: int, device: torch.device) -> Tensor:
     """[count] float64 uniforms in (0, 1) at counters 0 .. count of one key."""
+    return (
+        torch.from_numpy(_uniform(_bits(stream, count))) if device.type == "cpu" else _on_device(stream, count, device)
+    )
+
+
+def _on_device(stream: int, count: int, device: torch.device) -> Tensor:
+    """The same numbers in torch, whose integers have a sign: right shifts drag it in and are masked."""
     x = _counters(count, device) + _signed(stream)
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))).mul_(_signed(_MIX1))
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))).mul_(_signed(_MIX2))
@@ -64,13 +85,31 @@ def race(probs: Tensor, stream: int) -> int:
     logarithm is taken for the few that remain. The bound is widened by more than rounding can take from it, so that
     the favourite itself always remains.
     """
-    u = uniforms(stream, probs.numel(), probs.device)
+    return _race_on_host(probs.numpy(), stream) if probs.device.type == "cpu" else _race_on_device(probs, stream)
+
+
+def _race_on_device(probs: Tensor, stream: int) -> int:
+    u = _on_device(stream, probs.numel(), probs.device)
     p = probs.double()
-    favourite = int(p.argmax())
-    bound = -math.log1p(-float(u[favourite])) / float(p[favourite]) * (1 + 1e-12)
+    favourite = p.argmax().view(1)
+    bound = -torch.log1p(-u[favourite]) / p[favourite] * (1 + 1e-12)
     alive = torch.nonzero(u <= p * bound).flatten()
     times = -torch.log1p(-u[alive]) / p[alive]
     return int(alive[times.argmin()])
+
+
+def _race_on_host(p: NDArray[np.floating], stream: int) -> int:
+    """The same race, sieved by the leading 32 bits of u in float32 before any uniform is made: most of them lose."""
+    bits = _bits(stream, len(p))
+    favourite = int(p.argmax())
+    bound = -math.log1p(-float(_uniform(bits[favourite]))) / float(p[favourite]) * (1 + 1e-12)
+    reach = np.multiply(p, bound * 2.0**32 * (1 + 1e-6), dtype=np.float32, casting="same_kind")
+    lead = bits.view(np.uint32)[_HIGH_WORD::2].astype(np.float32)  # at most u * 2^32, give or take rounding
+    alive = np.nonzero(lead <= reach)[0]
+    u, odds = _uniform(bits[alive]), p[alive].astype(np.float64)
+    inside = u <= odds * bound  # drops what has no probability too
+    times = -np.log1p(-u[inside]) / odds[inside]
+    return int(alive[inside][times.argmin()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +123,62 @@ class StreamNoise:
     position: int
 
     def coin(self, p: float, node: int, draw: int) -> bool:
-        return uniform(key(self.seed, self.sample, self.stream, self.step, node, draw, 0)) < p
+        return uniform(self._key(node, draw, 0)) < p
 
     def draw(self, weights: Tensor | NDArray[np.float64], node: int, draw: int) -> int:
-        u = uniform(key(self.seed, self.sample, self.stream, self.step, node, draw, 1))
-        return inverse(weights, u)
+        return inverse(weights, uniform(self._key(node, draw, 1)))
 
     def pick(self, probs: Tensor, depth: int) -> int:
         return race(probs, key(self.seed, self.sample, TARGET, self.position + depth))
+
+    def _key(self, node: int, draw: int, use: int) -> int:
+        return key(node, draw, use, after=_step_key(self.seed, self.sample, self.stream, self.step))
 
 
 def inverse(weights: Tensor | NDArray[np.float64], u: float) -> int:
     """The index where the running sum of weights passes u times their total; never an index of zero weight.
 
-    Always summed in order on the host: a parallel scan need not be monotone, and would differ between devices.
+    Always summed in one order on the host: a parallel scan need not be monotone, and would differ between devices. Long
+    rows are summed by blocks, and in full only inside the block where the sum passes.
     """
-    values = weights.cpu().double().numpy() if isinstance(weights, Tensor) else weights
-    sums = np.cumsum(values, dtype=np.float64)
+    values = weights.cpu().numpy() if isinstance(weights, Tensor) else weights
+    first, before, passed = 0, 0.0, None
+    if len(values) > 4 * _BLOCK:
+        blocks = np.add.reduceat(values, np.arange(0, len(values), _BLOCK), dtype=np.float64).cumsum()
+        passed = u * blocks[-1]
+        last = int(blocks.searchsorted(blocks[-1]))  # the last block that adds anything
+        block = min(int(blocks.searchsorted(passed, side="right")), last)
+        first, before = block * _BLOCK, float(blocks[block - 1]) if block else 0.0
+        values = values[first : first + _BLOCK]
+    sums = values.cumsum() if values.dtype == np.float64 else values.cumsum(dtype=np.float64)  # naming it costs a copy
     assert sums[-1] > 0, "no weight to draw from"
-    index = int(np.searchsorted(sums, u * sums[-1], side="right"))
-    return index if index < len(sums) else int(np.nonzero(values)[0][-1])
+    if passed is None:
+        index = int(sums.searchsorted(u * sums[-1], side="right"))
+    else:
+        index = int((sums + before).searchsorted(passed, side="right"))
+    return first + (index if index < len(sums) else int(np.nonzero(values)[0][-1]))
+
+
+def _bits(stream: int, count: int) -> NDArray[np.uint64]:
+    """[count] the generator's words at counters 0 .. count of one key."""
+    x = _host_counters(count) + np.uint64(stream)
+    y = x >> np.uint64(30)
+    x ^= y
+    x *= np.uint64(_MIX1)
+    x ^= np.right_shift(x, np.uint64(27), out=y)
+    x *= np.uint64(_MIX2)
+    x ^= np.right_shift(x, np.uint64(31), out=y)
+    return x
+
+
+def _uniform(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """`uniform` for arrays."""
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+@lru_cache(maxsize=8)
+def _host_counters(count: int) -> NDArray[np.uint64]:
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 @lru_cache(maxsize=8)

@@ -28,6 +28,7 @@ class Drawing:
     law: Law  # of a node with two draws or more; with one it is iid or fixed
     propose: Callable[[QRow, QRow, int, Sample], Proposals]
     muted: tuple[int, ...] = ()  # tokens that are drawn but stand in no node
+    rollouts: bool = False  # whole paths: a node below the first makes as many draws as named it
 
 
 def draw_tree(
@@ -37,12 +38,14 @@ def draw_tree(
     tokens, parents = [int(context[-1])], [-1]
     draws: list[tuple[Draw, ...]] = []
     paths: list[list[int]] = [list(context)]
+    arrivals = [shape[0]]  # draws that named each node
     for path in paths:  # grows while it is walked: breadth first
         node, depth = len(draws), len(path) - len(context)
         if depth == len(shape):
             draws.append(())
             continue
-        proposals = drawing.propose(draft.row(path), second.row(path), shape[depth], _sampler(noise, node))
+        count = arrivals[node] if drawing.rollouts else shape[depth]
+        proposals = drawing.propose(draft.row(path), second.row(path), count, _sampler(noise, node))
         children: dict[int, int] = {}
         for token, _ in proposals:
             if token != NOTHING and token not in drawing.muted and token not in children:
@@ -50,6 +53,9 @@ def draw_tree(
                 tokens.append(token)
                 parents.append(node)
                 paths.append([*path, token])
+                arrivals.append(0)
+            if token in children:
+                arrivals[children[token]] += 1
         draws.append(tuple(Draw(token, children.get(token, NOTHING), row) for token, row in proposals))
     return TokenTree(np.array(tokens), np.array(parents), tuple(draws))
 
@@ -133,6 +139,7 @@ DRAWINGS = (
     Drawing("iid", Law.IID, _iid),
     Drawing("iid, some propose nothing", Law.IID, _iid_null),
     Drawing("iid, token 0 in no node", Law.IID, _iid, muted=(0,)),
+    Drawing("iid, whole paths", Law.IID, _iid, rollouts=True),
     Drawing("without replacement", Law.WITHOUT_REPLACEMENT, _without_replacement),
     Drawing("without replacement, some propose nothing", Law.WITHOUT_REPLACEMENT, _without_replacement_null),
     Drawing("top plus one", Law.TOP_PLUS_ONE, _top_plus_one),

@@ -7,17 +7,21 @@ arithmetic, not the runtime that supplies the probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from outrider.check.drawings import DRAWINGS, Drawing, Shape, draw_tree
 from outrider.check.enumeration import Branches, branches
-from outrider.check.toy import TableRows, ToyLM
+from outrider.check.toy import TableRows, ToyLM, ToySource
 from outrider.errors import InputError, UnsupportedDraws
-from outrider.protocols import Verifier
-from outrider.tree import Law, TokenTree
+from outrider.protocols import Budget, Grower, Noise, Verifier
+from outrider.tree import Law, QRow, TokenTree
 
 TOLERANCE = 1e-9
 LIMIT = 20_000
@@ -126,6 +130,33 @@ def output_law(
     def draft(paths: Branches) -> TokenTree:
         return draw_tree(drawing, shape, case.draft, case.second, CONTEXT, paths.noise("draft"))
 
+    return step_law(verifier, draft, case.target, limit)
+
+
+def grown_law(
+    verifier: Verifier, make: Callable[[], Grower], budget: Budget, case: Case, limit: int = LIMIT
+) -> tuple[Sequences, int]:
+    """The same for the trees of a grower; `make` gives a new one for each outcome, so that none remembers another."""
+
+    def draft(paths: Branches) -> TokenTree:
+        return grow_tree(make(), case.draft, budget, paths.noise("draft"))
+
+    return step_law(verifier, draft, case.target, limit)
+
+
+def grow_tree(
+    grower: Grower, draft: ToyLM, budget: Budget, noise: Noise | None, context: Sequence[int] = CONTEXT
+) -> TokenTree:
+    source = ToySource(draft)
+    source.begin(0, _Text(np.array(context)), ())
+    return grower.grow(source, [0], [int(context[-1])], [budget], [noise])[0]
+
+
+def step_law(
+    verifier: Verifier, draft: Callable[[Branches], TokenTree], target: ToyLM, limit: int = LIMIT
+) -> tuple[Sequences, int]:
+    """The law of what is emitted from the trees that `draft` makes, and the number of outcomes."""
+
     def emitted(paths: Branches, tree: TokenTree, rows: TableRows) -> tuple[int, ...]:
         verdict = verifier.verify(tree, rows, paths.noise("verify"))
         return (*(int(tree.tokens[node]) for node in verdict.path), verdict.next_token)
@@ -133,13 +164,26 @@ def output_law(
     law: Sequences = {}
     count = 0
     for tree, weight in branches(draft, limit):
-        rows = TableRows(case.target, CONTEXT, tree)
+        rows = TableRows(target, CONTEXT, tree)
         for tokens, probability in branches(partial(emitted, tree=tree, rows=rows), limit):
             law[tokens] = law.get(tokens, 0.0) + weight * probability
             count += 1
             if count > limit:
-                raise InputError(f"more than {limit} outcomes for {drawing.name} {shape}; choose a smaller shape")
+                raise InputError(f"more than {limit} outcomes; choose a smaller tree or raise the limit")
     return law, count
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """All of `protocols.Context` that a toy source reads."""
+
+    tokens: NDArray[np.int64]
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    temperature: float = 1.0
+
+    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
+        raise AssertionError("a toy's laws are tables")
 
 
 def distance(law: Sequences, target: ToyLM, length: int) -> float:

@@ -14,15 +14,15 @@ rejection and one for each final draw.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
-from outrider.errors import UnsupportedDraws
 from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, TokenTree, law_of
-from outrider.verify.residual import accept_ratio, after_rejection
-from outrider.verify.walk import follow
+from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree
+from outrider.verify.residual import accept_ratio, after_rejection, at_row
+from outrider.verify.walk import follow, refuse_points_first
 
 
 class Recursive:
@@ -33,13 +33,7 @@ class Recursive:
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict:
         if rows.greedy:
             return follow(tree, rows.argmax)
-        for node, draws in enumerate(tree.draws):
-            # Only a point mass ahead of a sampled draw can make the law OTHER; naming the law of every node costs more.
-            if len(draws) > 1 and _point_first(draws) and law_of(draws) is Law.OTHER:
-                raise UnsupportedDraws(
-                    f"node {node} has point masses ahead of sampled draws; put the sampled draws first, "
-                    "or verify with the invariant rule"
-                )
+        refuse_points_first(tree)
         return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
 
 
@@ -57,5 +51,14 @@ def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
     return noise.draw(left, node, len(draws))
 
 
-def _point_first(draws: tuple[Draw, ...]) -> bool:
-    return any(a.row is None and b.row is not None for a, b in pairwise(draws))
+def acceptance(p: Tensor, rows: Sequence[QRow]) -> float:
+    """Probability that one of the draws is kept: 1 - prod (1 - sum min(p_j, q_j)).
+
+    Independent draws have one row k times. Without replacement each row depends on the tokens rejected before it, and
+    the figure is of one such sequence of rows.
+    """
+    left, mass, missed = p, 1.0, 1.0
+    for row in rows:
+        missed *= 1.0 - float(np.minimum(at_row(left, row) / mass, row.probs).sum())
+        left, mass = after_rejection(left, mass, row)
+    return 1.0 - missed

@@ -7,7 +7,9 @@ target's row and on its device; one copy of the row a rejection.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import UnsupportedDraws
@@ -25,6 +27,19 @@ def accept_ratio(left: Tensor, mass: float, draw: Draw) -> float:
         )
     p = float(left[draw.token]) if draw.token < left.numel() else 0.0
     return min(1.0, p / (mass * q))
+
+
+def at_row(p: Tensor, row: QRow) -> NDArray[np.float64]:
+    """p at the tokens of a draft row, in float64 on the host; 0 beyond the vocabulary."""
+    inside = row.ids < p.numel()
+    values = np.zeros(len(row.ids))
+    values[inside] = p[torch.from_numpy(row.ids[inside]).to(p.device)].double().cpu().numpy()
+    return values
+
+
+def point(token: int) -> QRow:
+    """A point mass as the row it amounts to."""
+    return QRow(np.array([token], dtype=np.int64), np.ones(1))
 
 
 def after_rejection(left: Tensor, mass: float, row: QRow) -> tuple[Tensor, float]:

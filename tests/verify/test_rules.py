@@ -1,5 +1,7 @@
 """What the rules promise besides exactness: acceptance rates, refusals, the traps of zero probability, lazy rows."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,17 +10,26 @@ from outrider.check.drawings import DRAWINGS, Drawing, draw_tree
 from outrider.check.enumeration import Branches, outcomes
 from outrider.check.exhaustive import CASES, CONTEXT, Case, distance, output_law
 from outrider.check.toy import TableRows, ToyLM, as_row
-from outrider.errors import UnsupportedDraws
+from outrider.errors import InputError, MissingExtra, UnsupportedDraws
 from outrider.noise import DRAFT, VERIFY, StreamNoise
 from outrider.protocols import Verifier
 from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree, chain, fixed, from_paths, root
+from outrider.verify.block import Block
 from outrider.verify.invariant import Invariant
+from outrider.verify.kseq import KSeq
+from outrider.verify.naive import Naive
+from outrider.verify.optimal import Optimal
 from outrider.verify.recursive import Recursive
 from outrider.verify.rejection import Rejection
 from outrider.verify.residual import after_rejection
+from outrider.verify.transport import Transport
+from outrider.verify.traversal import Traversal
 
-VERIFIERS: list[Verifier] = [Invariant(), Rejection(), Recursive()]
-COUPLED: list[Verifier] = [Rejection(), Recursive()]
+ONE_DRAW: list[Verifier] = [Rejection(), Optimal(), Block()]  # of sampled draws, one a node
+SEVERAL: list[Verifier] = [Recursive(), Naive(), KSeq(), Traversal(), Transport()]
+COUPLED: list[Verifier] = [*ONE_DRAW, *SEVERAL]
+VERIFIERS: list[Verifier] = [Invariant(), *COUPLED]
+SHAPE = {verifier.name: (1, 1, 1) if verifier in ONE_DRAW else (2, 2) for verifier in VERIFIERS}
 WAYS = {drawing.name: drawing for drawing in DRAWINGS}
 each = pytest.mark.parametrize("verifier", VERIFIERS, ids=lambda v: v.name)
 coupled = pytest.mark.parametrize("verifier", COUPLED, ids=lambda v: v.name)
@@ -49,7 +60,7 @@ class Heads:
         return True
 
     def draw(self, weights: torch.Tensor, node: int, draw: int) -> int:
-        return int(torch.nonzero(weights)[0])
+        return int(np.nonzero(np.asarray(weights))[0][0])
 
     def pick(self, probs: torch.Tensor, depth: int) -> int:
         return int(torch.nonzero(probs)[0])
@@ -100,7 +111,7 @@ def test_rejection_accepts_the_overlap_of_p_and_q() -> None:
     assert accepted(Rejection(), WAYS["iid"], 1) == pytest.approx(np.minimum(P, Q).sum())
 
 
-@pytest.mark.parametrize("verifier", [Invariant(), Recursive()], ids=lambda v: v.name)
+@pytest.mark.parametrize("verifier", [Invariant(), Optimal(), *SEVERAL], ids=lambda v: v.name)
 def test_point_masses_are_accepted_as_often_as_the_target_says_them(verifier: Verifier) -> None:
     best = np.argsort(-Q)[:3]
     assert accepted(verifier, WAYS["fixed"], 3) == pytest.approx(P[best].sum())
@@ -142,6 +153,56 @@ def test_recursive_refuses_point_masses_ahead_of_draws_that_may_not_know_them() 
     with pytest.raises(UnsupportedDraws, match=r"node 0.*sampled draws first"):
         Recursive().verify(tree, Rows([0.2, 0.3, 0.5]), Heads())
     Invariant().verify(tree, Rows([0.2, 0.3, 0.5]), Heads())
+
+
+def test_optimal_and_block_refuse_several_sampled_draws_wherever_they_stand() -> None:
+    row = QRow(np.array([1, 2]), np.array([0.5, 0.5]))
+    deep = TokenTree(
+        np.array([0, 1, 2, 1]),
+        np.array([-1, 0, 1, 1]),
+        ((Draw(1, 1, row),), (Draw(2, 2, row), Draw(1, 3, row)), (), ()),
+    )
+    with pytest.raises(UnsupportedDraws, match=r"node 1 are iid.*top-plus-one"):
+        Optimal().verify(deep, Rows([1.0, 0.0, 0.0]), Heads())
+    with pytest.raises(UnsupportedDraws, match=r"node 1 has 2.*traversal"):
+        Block().verify(deep, Rows([1.0, 0.0, 0.0]), Heads())
+
+
+def test_optimal_refuses_a_sample_from_a_row_that_still_holds_the_point_masses() -> None:
+    row = QRow(np.array([1, 2]), np.array([0.5, 0.5]))
+    with pytest.raises(UnsupportedDraws, match="node 0 are other"):
+        Optimal().verify(tree_of(Draw(1, 1, None), Draw(2, 2, row), tokens=(1, 2)), Rows([0.2, 0.3, 0.5]), Heads())
+
+
+def test_transport_refuses_what_it_cannot_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = QRow(np.array([1, 2]), np.array([0.4, 0.4]))
+    tree = tree_of(Draw(1, 1, lacking), Draw(2, 2, lacking.without(1)), tokens=(1, 2))
+    with pytest.raises(UnsupportedDraws, match="may propose nothing"):
+        Transport().verify(tree, Rows([0.2, 0.3, 0.5]), Heads())
+    with pytest.raises(InputError, match="at most 64 tokens, not 65"):
+        Transport().verify(chain(0, [1]), Rows(np.full(65, 1 / 65)), Heads())
+    wide = QRow(np.arange(40), np.full(40, 1 / 40))
+    with pytest.raises(InputError, match="fewer draws"):
+        Transport().verify(tree_of(*[Draw(0, 1, wide)] * 4, tokens=(0,)), Rows(np.full(40, 1 / 40)), Heads())
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingExtra, match=r"outrider\[bench\]"):
+        Transport().verify(chain(0, [1]), Rows([0.123, 0.877]), Heads())
+
+
+def test_traversal_enters_a_child_once_however_often_it_was_drawn() -> None:
+    row = QRow(np.array([0, 1]), np.array([0.1, 0.9]))
+    tree = tree_of(Draw(1, 1, row), Draw(1, 1, row), Draw(1, 1, row), tokens=(1,))
+    law = verdict_law(Traversal(), tree, Rows([0.7, 0.3]))  # a key used twice would raise
+    assert sum(p for (path, _), p in law.items() if path == (1,)) == pytest.approx(0.3 / 0.9)
+
+
+def test_block_and_traversal_leave_the_rows_of_hopeless_nodes_alone() -> None:
+    row = QRow(np.array([1, 2]), np.array([0.5, 0.5]))
+    tree = chain(0, [1, 2, 1], [row] * 3)
+    for rule in (Block(), Traversal()):
+        rows = TableRows(ToyLM(3, seed=1, allowed=(0, 2)), [0], tree)
+        assert rule.verify(tree, rows, Heads()).path == ()
+        assert set(rows.asked) == {0}  # token 1 is impossible, and so is all below it
 
 
 @each
@@ -194,7 +255,7 @@ def test_an_accepted_draw_without_a_node_ends_the_path_with_its_token(verifier: 
     assert verdict.path == () and verdict.next_token == 1
 
 
-@pytest.mark.parametrize("verifier", [Invariant(), Recursive()], ids=lambda v: v.name)
+@pytest.mark.parametrize("verifier", [Invariant(), *SEVERAL], ids=lambda v: v.name)
 def test_muting_nodes_of_a_drawn_tree_keeps_the_law(verifier: Verifier) -> None:
     case = CASES[0]
 
@@ -243,13 +304,14 @@ def test_greedy_follows_the_argmax_whatever_the_draws(verifier: Verifier) -> Non
         assert rows.asked == [0, *verdict.path]
 
 
-@each
+@pytest.mark.parametrize(
+    "verifier", [v for v in VERIFIERS if v.name not in ("block", "traversal")], ids=lambda v: v.name
+)
 def test_only_rows_along_the_path_are_asked_for_each_once(verifier: Verifier) -> None:
     lm, draft = ToyLM(3, seed=1), ToyLM(3, seed=2)
     drawing = WAYS["iid"]
     for seed in range(40):
-        shape = (1, 1, 1) if verifier.name == "rejection" else (2, 2)
-        tree = draw_tree(drawing, shape, draft, draft, [0], StreamNoise(seed, 0, DRAFT, 0, 0))
+        tree = draw_tree(drawing, SHAPE[verifier.name], draft, draft, [0], StreamNoise(seed, 0, DRAFT, 0, 0))
         rows = TableRows(lm, [0], tree)
         assert rows.asked == []
         verdict = verifier.verify(tree, rows, StreamNoise(seed, 0, VERIFY, 0, 0))
@@ -275,7 +337,9 @@ def test_invariant_says_the_same_text_with_any_tree_or_none() -> None:
             assert said == plain[1 : 1 + len(said)]
 
 
-@coupled
+@pytest.mark.parametrize(
+    "verifier", [v for v in COUPLED if v.name != "transport"], ids=lambda v: v.name
+)  # tosses no coin
 def test_a_rejection_that_only_rounding_made_leaves_the_targets_law(verifier: Verifier) -> None:
     p = torch.tensor([0.25, 0.75], dtype=torch.float32)
     row = QRow(np.array([0, 1]), np.array([0.25, 0.75]) * (1 + 1e-12))
@@ -297,7 +361,7 @@ def test_the_targets_row_is_not_written_to(verifier: Verifier) -> None:
 def test_real_noise_gives_the_targets_law(verifier: Verifier, dtype: torch.dtype) -> None:
     """Chi-square of two tokens over fixed seeds, at a false-alarm rate of 1e-4."""
     lm, draft, count = ToyLM(3, seed=1), ToyLM(3, seed=2), 2000
-    shape = (1, 1) if verifier.name == "rejection" else (2, 1)
+    shape = (SHAPE[verifier.name][0], 1)
     seen = np.zeros((3, 3))
     for seed in range(count):
         tree = draw_tree(WAYS["iid"], shape, draft, draft, [0], StreamNoise(seed, 0, DRAFT, 0, 1))
