@@ -182,7 +182,7 @@ class Source(Protocol):
     def extend(
         self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]
     ) -> list[list[QRow]]: ...  # the laws after nodes done[i].. of each tree; earlier nodes were given before
-    def observe(self, slot: int, record: StepRecord) -> None: ...
+    def observe(self, slot: int, record: StepRecord) -> None: ...  # its tree may number and hold other nodes than those
 
 
 class Grower(Protocol):
@@ -192,6 +192,8 @@ class Grower(Protocol):
         self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
         noise: Sequence[Noise | None],  # None: nothing is drawn for that slot, the likeliest tokens are point masses
     ) -> list[TokenTree]: ...  # fmt: skip
+
+    def observe(self, slot: int, record: StepRecord) -> None: ...  # what became of its tree; for the shapes to come
 
 
 class Drafter(Protocol):

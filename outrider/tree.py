@@ -72,10 +72,6 @@ class TokenTree:
     def __post_init__(self) -> None:
         rows = len(self.tokens)
         assert rows >= 1 and len(self.parents) == rows and len(self.draws) == rows, "one entry a node"
-        below = self.parents[1:]
-        assert self.parents[0] == -1 and bool(((below >= 0) & (below < np.arange(1, rows))).all()), (
-            "parents before children"
-        )
         object.__setattr__(self, "depths", _depths(self.parents))
 
     def __len__(self) -> int:
@@ -264,7 +260,10 @@ def _same(a: QRow, b: QRow) -> bool:
 
 
 def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    depths: list[int] = []
-    for i, parent in enumerate(parents.tolist()):
-        depths.append(depths[parent] + 1 if i else 0)
+    first, *below = parents.tolist()
+    assert first == -1, "node 0 has no parent"
+    depths = [0]
+    for i, parent in enumerate(below, 1):
+        assert 0 <= parent < i, "parents before children"
+        depths.append(depths[parent] + 1)
     return np.array(depths, dtype=np.int64)

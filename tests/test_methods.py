@@ -59,6 +59,7 @@ def third_party(name: str) -> methods.MethodInfo:
 
 
 def test_callers_can_register_a_method_of_their_own(monkeypatch) -> None:
+    methods.table()
     monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
     methods.register(third_party("mine"))
     info = methods.find("mine")
@@ -77,7 +78,7 @@ def test_installed_packages_register_through_the_entry_point_and_a_broken_one_is
 
     entries = [Entry("good", lambda: [third_party("theirs")]), Entry("bad", broken)]
     monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
-    monkeypatch.setattr(methods, "_plugins_loaded", False)
+    monkeypatch.setattr(methods, "_loaded", False)
     monkeypatch.setattr(methods.importlib.metadata, "entry_points", lambda group: entries)
     assert methods.find("theirs").family == "foreign"
     assert "bad could not be loaded" in caplog.text

@@ -5,7 +5,8 @@ not count) and how often each depth was accepted, per sequence and overall; it t
 likeliest to be accepted until one more would lower tokens per second. A sequence for which nothing pays decodes
 plainly, with a small probe at growing intervals. Lossless: everything is decided before drafting.
 
-It reads trees as chains: the chance of a candidate is the product of the acceptances above it.
+A tree counts as `breadth` candidates a depth: what a depth is worth is the product of the acceptances down to it, and
+it costs that many rows. A chain has breadth 1.
 """
 
 from __future__ import annotations
@@ -74,10 +75,11 @@ class _Watch:
 @dataclass(slots=True)
 class Payoff:
     nodes: int = 16  # most candidates a sequence
+    breadth: int = 1  # candidates at each depth of the drafter's trees
     margin: float = 1.03  # how much faster than plain the estimate must be
     prior: float = 0.5  # acceptance assumed before anything was seen
     trust: float = 4.0  # weight of the overall acceptance against a sequence's own
-    probe_nodes: int = 4  # deep enough to learn of the depths that would pay
+    probe_depth: int = 4  # deep enough to learn of the depths that would pay
     probe_after: int = 8
     probe_at_most: int = 128
     plain_every: int = 64  # speculative steps before plain decoding's cost is measured afresh
@@ -101,17 +103,17 @@ class Payoff:
         costs = self._costs.setdefault(len(slots), Costs())
         if not costs.seen or self._since_plain >= self.plain_every:
             return [Budget(0, 0)] * len(slots)
-        reach = min(self.nodes, 4 + 2 * self._longest)
-        room = [min(reach, limit.nodes, limit.depth) for limit in limits]
-        widths = self._allot(slots, room, costs)
+        reach = min(self.nodes // self.breadth, 4 + 2 * self._longest)
+        room = [min(reach, limit.nodes // self.breadth, limit.depth) for limit in limits]
+        depths = self._allot(slots, room, costs)
         for i, slot in enumerate(slots):
             watch = self._watch[slot]
-            if widths[i] == 0 and watch.quiet >= watch.patience:
-                widths[i] = min(self.probe_nodes, room[i])
-        return [Budget(w, w) & limit for w, limit in zip(widths, limits, strict=True)]
+            if depths[i] == 0 and watch.quiet >= watch.patience:
+                depths[i] = min(self.probe_depth, room[i])
+        return [Budget(self.breadth * d, d) & limit for d, limit in zip(depths, limits, strict=True)]
 
     def _allot(self, slots: Sequence[int], room: Sequence[int], costs: Costs) -> list[int]:
-        """Likeliest candidates first over the whole batch, as many as give the most tokens per second."""
+        """Likeliest depths first over the whole batch, as many as give the most tokens per second."""
         candidates: list[tuple[float, int]] = []
         for i, slot in enumerate(slots):
             odds, survival, overall = self._watch[slot].odds, 1.0, self.prior
@@ -122,13 +124,13 @@ class Payoff:
         candidates.sort(key=lambda c: -c[0])  # stable: along a chain survival never rises, so depth order is kept
         batch = len(slots)
         gains = batch + np.concatenate([[0.0], np.cumsum([c[0] for c in candidates])])
-        rates = gains / costs.curve(np.arange(batch, batch + len(candidates) + 1))
+        rates = gains / costs.curve(batch + self.breadth * np.arange(len(candidates) + 1))
         best = int(rates.argmax())
-        widths = [0] * batch
+        depths = [0] * batch
         if rates[best] > self.margin * rates[0]:
             for _, i in candidates[: self._vary(best, len(candidates))]:
-                widths[i] += 1
-        return widths
+                depths[i] += 1
+        return depths
 
     def _vary(self, best: int, most: int) -> int:
         """Now and then half as much or half as much again, so that one unlucky measurement cannot stand for ever."""

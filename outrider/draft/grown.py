@@ -44,3 +44,4 @@ class Grown:
 
     def observe(self, slot: int, record: StepRecord) -> None:
         self.source.observe(slot, record)
+        self.grower.observe(slot, record)

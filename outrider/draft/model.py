@@ -23,7 +23,7 @@ class _Seat:
     slot: int
     context: Context
     lead: list[int] = field(default_factory=list)  # tokens not yet in the draft's cache, the pending one last
-    run: int = 0  # candidate nodes of the current tree that went through the draft model
+    run: TokenTree | None = None  # the nodes of this step that went through the draft model
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class ModelSource:
         out = []
         for seat, own in zip(seats, scores, strict=True):
             assert own.logits is not None
-            seat.run = 0
+            seat.run = None
             out.append(seat.context.draft_row(own.logits[-1], (), self.width))
         return out
 
@@ -75,7 +75,7 @@ class ModelSource:
         out = []
         for seat, tree, count, own in zip(seats, trees, done, scores, strict=True):
             assert own.logits is not None
-            seat.run = tree.candidates
+            seat.run = tree
             out.append(
                 [
                     seat.context.draft_row(own.logits[i], tree.path_tokens(node), self.width)
@@ -90,11 +90,18 @@ class ModelSource:
         if record.tree.candidates == 0 or not record.emitted:  # the draft model did not run in this step
             seat.lead.extend(record.emitted)
             return
-        path = record.verdict.path
-        kept = [node for node in path if node <= seat.run]
+        kept = _followed(seat.run, record.tree.path_tokens(record.verdict.path[-1])) if record.verdict.path else []
         before = len(seat.lead) - 1
         self.target.commit([seat.slot], [[*range(1, before + 1), *(before + node for node in kept)]])
         seat.lead = list(record.emitted[len(kept) :])
+
+
+def _followed(tree: TokenTree | None, tokens: Sequence[int]) -> list[int]:
+    """The nodes of `tree` that spell the first of these tokens, as far as it goes."""
+    path = [0]
+    while tree is not None and len(path) <= len(tokens) and (node := tree.child(path[-1], tokens[len(path) - 1])) > 0:
+        path.append(node)
+    return path[1:]
 
 
 def _behind(lead: Sequence[int], tree: TokenTree) -> TokenTree:

@@ -1,0 +1,170 @@
+"""Cost: what a step of this target takes on this machine, measured by rows, sequences and context, and kept.
+
+Times the target through its protocol with trees of made-up tokens, and stores the curve as JSON in the user's cache,
+one file for each model, runtime, device and number of threads. Measures only; deciding is for growers and controllers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from platformdirs import user_cache_path
+
+from outrider.errors import InputError
+from outrider.protocols import Needs, Target
+from outrider.tree import TokenTree, fixed
+
+log = logging.getLogger("outrider")
+FORMAT = 1  # raised when stored curves of an earlier form must be measured again
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds of a verify step; `seconds[b][c][r]` at batches[b], contexts[c] and rows[r] a sequence."""
+
+    rows: tuple[int, ...]  # of one sequence
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    table: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def seconds(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        """A step of `rows` in all over `batch` sequences; linear between what was measured.
+
+        Beyond the last size it goes on at the slope of the last stretch; beyond the last batch and context the nearest
+        stands in. Never falls with more rows.
+        """
+        each = rows / max(batch, 1)
+        (b0, b1, bt), (c0, c1, ct) = _between(self.batches, batch), _between(self.contexts, context)
+        low, high = (self._along(b0, c0, each) * (1 - ct) + self._along(b0, c1, each) * ct,
+                     self._along(b1, c0, each) * (1 - ct) + self._along(b1, c1, each) * ct)  # fmt: skip
+        return low * (1 - bt) + high * bt
+
+    def _along(self, batch: int, context: int, rows: float) -> float:
+        times = np.maximum.accumulate(self.table[batch][context])
+        if rows <= self.rows[-1] or len(self.rows) < 2:
+            return float(np.interp(rows, self.rows, times))
+        slope = (times[-1] - times[-2]) / (self.rows[-1] - self.rows[-2])
+        return float(times[-1] + slope * (rows - self.rows[-1]))
+
+
+def measure(
+    target: Target,
+    rows: Sequence[int] = ROWS,
+    batches: Sequence[int] = (1,),
+    contexts: Sequence[int] = (128,),
+    repeats: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostCurve:
+    """Time the target. Changes nothing that stays: the slots it takes are given back. What does not fit is left out."""
+    fits = tuple(sorted({r for r in rows if 1 <= r <= target.max_rows}))
+    most = max(fits, default=0)
+    batches = tuple(sorted({b for b in batches if 1 <= b <= target.free_slots}))
+    contexts = tuple(sorted({min(c, target.max_context - most) for c in contexts if target.max_context > most}))
+    if not (fits and batches and contexts and contexts[0] > 0):
+        raise InputError("nothing to measure: the target has no free slot or no room; give it a larger cache")
+    table = tuple(
+        tuple(_times(target, fits, batch, context, repeats, clock) for context in contexts) for batch in batches
+    )
+    return CostCurve(fits, batches, contexts, table)
+
+
+def _times(
+    target: Target, rows: Sequence[int], batch: int, context: int, repeats: int, clock: Callable[[], float]
+) -> tuple[float, ...]:
+    slots: list[int] = []
+    seen: dict[int, list[float]] = {size: [] for size in rows}
+    try:
+        for _ in range(batch):
+            slots.append(target.acquire())
+        prompt = [i % target.vocab_size for i in range(context + 1)]
+        for _ in target.prefill(slots, [prompt] * batch, Needs()):
+            pass
+        # rounds over all sizes, so that a slow spell of the machine falls on each; the first only warms up
+        for again, size in product(range(repeats + 1), rows):
+            trees = [_tree(size, target.vocab_size)] * batch
+            start = _now(target, clock)
+            target.verify(slots, trees, Needs())
+            elapsed = _now(target, clock) - start
+            if again:
+                seen[size].append(elapsed)
+    finally:
+        for slot in slots:
+            target.release(slot)
+    return tuple(median(seen[size]) for size in rows)
+
+
+def stored(
+    target: Target, model: str, runtime: str, folder: Path | None = None, fresh: bool = False,
+    rows: Sequence[int] = ROWS, batches: Sequence[int] = (1,), contexts: Sequence[int] = (128,), repeats: int = 5,
+) -> CostCurve:  # fmt: skip
+    """The curve kept for this model on this machine; measured and stored where there is none, or `fresh` asks for it.
+
+    `model` is a fingerprint of the weights, `runtime` names what runs them and in which precision.
+    """
+    identity = {
+        "format": FORMAT, "model": model, "runtime": runtime, "device": _device(target.device),
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "rows": list(rows), "batches": list(batches), "contexts": list(contexts),
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+    path = (folder or user_cache_path("outrider") / "cost") / f"{key}.json"
+    if not fresh and (curve := _read(path, identity)) is not None:
+        return curve
+    curve = measure(target, rows, batches, contexts, repeats)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps({"identity": identity, "curve": asdict(curve)}), encoding="utf-8")
+        scratch.replace(path)  # whole or not at all
+    except OSError as error:
+        log.warning("the cost curve could not be stored, it will be measured again: %s", error)
+    return curve
+
+
+def _read(path: Path, identity: dict[str, object]) -> CostCurve | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        curve = kept["curve"]
+        table = tuple(tuple(tuple(float(s) for s in own) for own in part) for part in curve["table"])
+        shape = (tuple(curve["rows"]), tuple(curve["batches"]), tuple(curve["contexts"]))
+        whole = np.shape(table) == (len(shape[1]), len(shape[2]), len(shape[0])) and np.size(table) > 0
+        return CostCurve(*shape, table) if whole and kept["identity"] == identity else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _tree(rows: int, vocabulary: int) -> TokenTree:
+    """Each node with two children: as deep and as wide as drafts are."""
+    nodes = np.arange(rows)
+    return fixed(nodes % vocabulary, np.where(nodes > 0, (nodes - 1) // 2, -1))
+
+
+def _now(target: Target, clock: Callable[[], float]) -> float:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+    return clock()
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _between(points: Sequence[int], value: float) -> tuple[int, int, float]:
+    """The neighbours of `value` among rising points, and how far it is from the first towards the second."""
+    high = int(np.searchsorted(points, value))
+    if high == 0 or high == len(points):
+        return (min(high, len(points) - 1),) * 2 + (0.0,)  # type: ignore[return-value]
+    low = high - 1
+    return low, high, (value - points[low]) / (points[high] - points[low])

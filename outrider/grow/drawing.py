@@ -1,0 +1,83 @@
+"""Drawing: the ways to choose the children of one node from the source's law, each with the row it was drawn from.
+
+A row that is drawn from is scaled to sum to 1 first, so that the row a verifier divides by is the law of the draw. No
+noise means that nothing is drawn: the likeliest tokens become point masses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from outrider.protocols import Noise
+from outrider.tree import QRow
+
+Proposals = list[tuple[int, QRow | None]]
+Drawing = Callable[[QRow, int, Noise | None, int], Proposals]  # law, how many at most, noise, node
+
+
+def likeliest(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+    """The top tokens as point masses, best first, ties in the order of the row."""
+    if count == 1 and len(law.ids):
+        return [(int(law.ids[law.probs.argmax()]), None)]
+    return [(token, None) for token in law.ids[ranked(law)[:count]].tolist()]
+
+
+def independent(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+    """With replacement: every draw from the one row."""
+    if noise is None:
+        return likeliest(law, count, noise, node)
+    row = proper(law)
+    return [(int(row.ids[noise.draw(row.probs, node, j)]), row) for j in range(count)] if len(row.ids) else []
+
+
+def without_replacement(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+    """Each draw from the row less what was drawn before; ends where the row does."""
+    if noise is None or count == 1:
+        return independent(law, count, noise, node)
+    row = proper(law)
+    weights, drawn = row.probs.copy(), list[int]()
+    for j in range(min(count, len(weights))):
+        drawn.append(noise.draw(weights, node, j))
+        weights[drawn[-1]] = 0.0
+    return reduced(row, drawn)
+
+
+def top_plus_one(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+    """The top count - 1 as point masses, then one draw from the rest of the row; where nothing is left, no draw."""
+    if noise is None:
+        return likeliest(law, count, noise, node)
+    order = ranked(law)
+    points, rest = order[: count - 1], order[count - 1 :]
+    proposals: Proposals = [(int(token), None) for token in law.ids[points]]
+    if len(rest):
+        row = proper(law if count == 1 else QRow(law.ids[rest], law.probs[rest]))
+        proposals.append((int(row.ids[noise.draw(row.probs, node, 0)]), row))
+    return proposals
+
+
+def reduced(row: QRow, drawn: Sequence[int]) -> Proposals:
+    """The proposals of draws without replacement, given the indices drawn, in order.
+
+    With the drawn tokens moved to the front in that order, the row of draw j is everything from place j on, scaled.
+    """
+    if len(drawn) < 2:
+        return [(int(row.ids[i]), row) for i in drawn]
+    rest = np.ones(len(row.ids), dtype=bool)
+    rest[drawn] = False
+    order = np.concatenate([drawn, rest.nonzero()[0]])
+    ids, probs = row.ids[order], row.probs[order]
+    left = probs[::-1].cumsum()[::-1][: len(drawn)].tolist()  # of each row before scaling
+    tokens = ids[: len(drawn)].tolist()
+    return [(token, QRow(ids[j:], probs[j:] * (left[0] / left[j]))) for j, token in enumerate(tokens)]
+
+
+def proper(law: QRow) -> QRow:
+    """The law scaled to sum to 1: a grower always proposes something where it may."""
+    total = float(np.add.reduce(law.probs))
+    return law if abs(total - 1.0) < 1e-9 or not len(law.ids) else QRow(law.ids, law.probs / total)
+
+
+def ranked(law: QRow) -> np.ndarray:
+    return np.argsort(-law.probs, kind="stable")

@@ -1,0 +1,106 @@
+"""Growth: one slot's tree while it grows, and the loop that unrolls a source level by level over the whole batch.
+
+A grower supplies a *rule* a slot; the loop asks the source for the laws that the rules wait for, all slots in one call,
+and enforces the budgets. The source is shown only the nodes it was asked to run, so leaves cost it nothing; it is shown
+no draws. Draws nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from outrider.protocols import Budget, Noise, Source
+from outrider.tree import Draw, QRow, TokenTree
+
+
+@dataclass(slots=True)
+class Growth:
+    """Nodes in the order they are made, parents before children; node 0 is the pending token."""
+
+    pending: int
+    budget: Budget
+    noise: Noise | None  # None: nothing is drawn
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    draws: list[tuple[Draw, ...]] = field(default_factory=list)
+    _place: dict[int, int] = field(
+        default_factory=lambda: {0: 0}
+    )  # node -> its number in the tree that the source runs
+    _run_tokens: list[int] = field(default_factory=list)  # that tree
+    _run_parents: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens, self.parents, self.depths, self.draws = [self.pending], [-1], [0], [()]
+        self._run_tokens, self._run_parents = [self.pending], [-1]
+
+    @property
+    def room(self) -> int:
+        """Candidates that may still be added."""
+        return self.budget.nodes + 1 - len(self.tokens)
+
+    def add(self, parent: int, token: int) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.draws.append(())
+        return len(self.tokens) - 1
+
+    def may_expand(self, node: int) -> bool:
+        return self.room > 0 and self.depths[node] < self.budget.depth
+
+    def propose(self, node: int, proposals: Sequence[tuple[int, QRow | None]]) -> list[int]:
+        """Make these the draws of `node`, in order; equal tokens share a child. The child of each draw."""
+        if len(proposals) == 1:  # most nodes
+            token, row = proposals[0]
+            child = self.add(node, token)
+            self.draws[node] = (Draw(token, child, row),)
+            return [child]
+        children: dict[int, int] = {}
+        for token, _ in proposals:
+            if token not in children:
+                children[token] = self.add(node, token)
+        self.draws[node] = tuple(Draw(token, children[token], row) for token, row in proposals)
+        return [children[token] for token, _ in proposals]
+
+    def running(self, nodes: Sequence[int]) -> tuple[TokenTree, int]:
+        """The nodes that the source has run, then these; and how many it has run."""
+        tokens, parents, place = self._run_tokens, self._run_parents, self._place
+        done = len(tokens)
+        for node in nodes:
+            place[node] = len(tokens)
+            tokens.append(self.tokens[node])
+            parents.append(place[self.parents[node]])
+        return TokenTree(np.array(tokens), np.array(parents), ((),) * len(tokens)), done
+
+    def tree(self, origin: str) -> TokenTree:
+        origins = ("",) + (origin,) * (len(self.tokens) - 1)
+        return TokenTree(np.array(self.tokens), np.array(self.parents), tuple(self.draws), origins)
+
+
+class Rule(Protocol):
+    """How one slot's tree grows in this step."""
+
+    @property
+    def growth(self) -> Growth: ...
+    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]: ...  # the nodes whose laws it wants next
+
+
+def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule]) -> None:
+    """Grow every slot's tree until no rule wants another law or its budget is spent."""
+    waiting = {i: [0] for i, rule in enumerate(rules) if rule.growth.may_expand(0)}
+    laws = [[law] for law in source.start([slots[i] for i in waiting])] if waiting else []
+    while waiting:
+        wanted: dict[int, list[int]] = {}
+        for (i, nodes), own in zip(waiting.items(), laws, strict=True):
+            growth = rules[i].growth
+            if new := [node for node in rules[i].expand(nodes, own) if growth.may_expand(node)]:
+                wanted[i] = new
+        waiting = wanted
+        if waiting:
+            trees, done = zip(*(rules[i].growth.running(nodes) for i, nodes in waiting.items()), strict=True)
+            laws = source.extend([slots[i] for i in waiting], trees, done)

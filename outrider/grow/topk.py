@@ -1,0 +1,76 @@
+"""Top-k, re-ranked: grow the likeliest nodes level by level, then keep those of largest cumulative probability.
+
+The dynamic tree of EAGLE-2 (arXiv 2406.16858). Point masses only, with noise or without, because re-ranking looks at
+the candidates: lossless with every rule that honours fixed draws. A node's value is the product of draft probabilities
+on its path, which never rises along a path, so the kept set is connected. Cost: one source call a level, at most `beam`
+rows each; a node outside the best so far is not expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.grow.drawing import ranked
+from outrider.grow.growth import Growth, unroll
+from outrider.protocols import Budget, Noise, Source, StepRecord
+from outrider.tree import QRow, TokenTree, fixed
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    beam: int = 10  # nodes expanded at each depth
+    branch: int = 10  # children of each
+    depth: int = 6
+
+    def grow(
+        self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
+        noise: Sequence[Noise | None],
+    ) -> list[TokenTree]:  # fmt: skip
+        rules = []
+        for token, budget in zip(pending, budgets, strict=True):
+            limit = budget & Budget(budget.nodes, self.depth)
+            looked_at = limit.nodes * (limit.depth + 1)  # at most `nodes` at each level; the best of all are kept
+            rules.append(_Ranked(Growth(token, Budget(looked_at, limit.depth), None), limit.nodes, self))
+        unroll(source, slots, rules)
+        return [rule.tree(source.name) for rule in rules]
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        """Learns nothing."""
+
+
+@dataclass(slots=True)
+class _Ranked:
+    growth: Growth
+    keep: int
+    options: TopK
+    _values: list[float] = field(default_factory=lambda: [1.0])  # per node
+
+    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
+        tokens, parents, values = [], [], []
+        for node, law in zip(nodes, laws, strict=True):
+            order = ranked(law)[: min(self.options.branch, self.keep)]
+            tokens.append(law.ids[order])
+            values.append(law.probs[order] * self._values[node])
+            parents.append(np.full(len(order), node))
+        flat = np.concatenate(values)
+        least = sorted(self._values, reverse=True)[self.keep] if len(self._values) > self.keep else -1.0
+        best = np.argsort(-flat, kind="stable")[: self.keep]
+        best = best[flat[best] > least]  # the rest cannot be among the kept, nor can anything below it
+        first = len(self._values)
+        every = zip(*(np.concatenate(part)[best].tolist() for part in (parents, tokens)), strict=True)
+        for parent, token in every:
+            self.growth.add(parent, token)
+        self._values += flat[best].tolist()
+        last = sorted(self._values, reverse=True)[min(self.keep, len(self._values) - 1)]
+        fresh = range(first, min(len(self._values), first + self.options.beam))
+        return [node for node in fresh if self._values[node] >= last]
+
+    def tree(self, origin: str) -> TokenTree:
+        order = sorted(range(1, len(self._values)), key=lambda node: -self._values[node])  # of equals, the parent
+        kept = [0, *sorted(order[: self.keep])]
+        place = {node: i for i, node in enumerate(kept)}
+        parents = [place.get(self.growth.parents[node], -1) for node in kept]
+        return fixed(np.array([self.growth.tokens[node] for node in kept]), np.array(parents), origin)

@@ -1,0 +1,68 @@
+"""Methods that need nothing but the target: plain decoding, prompt lookup, and the yardstick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import InputError
+from outrider.methods import MethodInfo, Parts, option
+from outrider.protocols import Recipe
+from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupOptions:
+    budget: int = option(16, "most candidates a step")
+    max_ngram: int = option(3, "longest suffix that is looked up")
+    min_ngram: int = option(1, "shortest suffix that is looked up")
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+    verifier: VerifierName = option("invariant", "acceptance rule")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptNoneOptions:
+    budget: int = option(16, "most candidates a step")
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+
+
+def _plain(parts: Parts, options: NoOptions) -> Recipe:
+    return Recipe("plain", None, verifier("invariant"), controller("fixed", 0))
+
+
+def _prompt_lookup(parts: Parts, options: PromptLookupOptions) -> Recipe:
+    from outrider.draft.prompt_lookup import PromptLookup
+
+    at_least("max_ngram", options.max_ngram, 1)
+    if not 1 <= options.min_ngram <= options.max_ngram:
+        raise InputError(f"option min_ngram is {options.min_ngram}; use 1..max_ngram ({options.max_ngram})")
+    drafter = PromptLookup(options.max_ngram, options.min_ngram)
+    budget = controller(options.controller, options.budget)
+    return Recipe("prompt-lookup", drafter, verifier(options.verifier), budget)
+
+
+def _accept_none(parts: Parts, options: AcceptNoneOptions) -> Recipe:
+    from outrider.draft.unlikely import Unlikely
+
+    return Recipe("accept-none", Unlikely(), verifier("invariant"), controller(options.controller, options.budget))
+
+
+RECIPES = (
+    MethodInfo(
+        "plain", "no speculation: the target alone, through the same loop", "-", "baseline", True, "nothing",
+        NoOptions, _plain, "engine.py",
+    ),
+    MethodInfo(
+        "prompt-lookup", "copies what followed an earlier occurrence of the last tokens",
+        "Saxena 2023; LLMA arXiv 2304.04487", "retrieval", True, "nothing",
+        PromptLookupOptions, _prompt_lookup, "draft/prompt_lookup.py",
+    ),
+    MethodInfo(
+        "accept-none", "proposes what is never accepted: what speculation costs at worst", "-", "yardstick", True,
+        "nothing", AcceptNoneOptions, _accept_none, "draft/unlikely.py",
+    ),
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""What recipes share: acceptance rules and controllers by name, and checks of option values."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from outrider.errors import InputError
+from outrider.protocols import Budget, Controller, Verifier
+
+VerifierName = Literal[
+    "invariant", "rejection", "recursive", "naive", "k-seq", "optimal", "transport", "block", "traversal"
+]
+ControllerName = Literal["payoff", "fixed"]
+CONTROLLER_HELP = "payoff: as much as has paid so far; fixed: the whole budget"
+
+
+def verifier(name: str) -> Verifier:
+    match name:
+        case "rejection":
+            from outrider.verify.rejection import Rejection
+
+            return Rejection()
+        case "recursive":
+            from outrider.verify.recursive import Recursive
+
+            return Recursive()
+        case "naive":
+            from outrider.verify.naive import Naive
+
+            return Naive()
+        case "k-seq":
+            from outrider.verify.kseq import KSeq
+
+            return KSeq()
+        case "optimal":
+            from outrider.verify.optimal import Optimal
+
+            return Optimal()
+        case "transport":
+            from outrider.verify.transport import Transport
+
+            return Transport()
+        case "block":
+            from outrider.verify.block import Block
+
+            return Block()
+        case "traversal":
+            from outrider.verify.traversal import Traversal
+
+            return Traversal()
+    from outrider.verify.invariant import Invariant
+
+    return Invariant()
+
+
+def controller(name: str, nodes: int, depth: int | None = None) -> Controller:
+    """`depth` is how deep a tree of all the nodes is meant to be; a chain without it."""
+    if name == "payoff":
+        from outrider.control.payoff import Payoff
+
+        at_least("budget", nodes, 1)
+        return Payoff(nodes, breadth=max(1, nodes // (depth or nodes)))
+    from outrider.control.fixed import Fixed
+
+    at_least("budget", nodes, 0)
+    return Fixed(Budget(nodes, depth or nodes))
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"option {name} is {value}; use {least} or more")
+
+
+def expansion(name: str, text: str) -> tuple[int, ...]:
+    """ "4,2,1": children at each depth."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"option {name} is {text!r}; use positive numbers such as 4,2,1")
+    return sizes

@@ -1,0 +1,115 @@
+"""The cost curve: measured through the protocol alone, read between its points, stored and trusted only when whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outrider.check.toy import ToyLM, ToyTarget
+from outrider.control.cost import CostCurve, measure, stored
+from outrider.errors import InputError
+
+CURVE = CostCurve((1, 2, 4), (1, 2), (0, 100), (((1.0, 2.0, 3.0), (2.0, 3.0, 4.0)), ((2.0, 4.0, 6.0), (4.0, 6.0, 8.0))))
+
+
+class Clock:
+    """Time passes only in `verify`, by what the step should cost."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(ToyTarget):
+    clock = Clock()
+
+    def verify(self, slots, trees, needs, done=None):
+        rows = sum(len(tree) for tree in trees)
+        self.clock.now += 1.0 + 0.5 * rows + 0.01 * self.length(slots[0])
+        return super().verify(slots, trees, needs, done)
+
+
+def test_measured_points_are_the_targets_times() -> None:
+    target = Slow(ToyLM(5), slots=3, max_context=64)
+    curve = measure(target, (1, 2, 8), (1, 2), (10, 20), repeats=3, clock=target.clock)
+    assert (curve.rows, curve.batches, curve.contexts) == ((1, 2, 8), (1, 2), (10, 20))
+    for batch in (1, 2):
+        for context in (10, 20):
+            for rows in (1, 2, 8):
+                want = 1.0 + 0.5 * rows * batch + 0.01 * context
+                assert curve.seconds(rows * batch, batch, context) == pytest.approx(want)
+    assert target.free_slots == 3
+
+
+def test_reading_the_curve_between_and_beyond_its_points() -> None:
+    assert CURVE.seconds(3) == 2.5 and CURVE.seconds(1, 1, 50) == 1.5
+    assert CURVE.seconds(6) == 4.0  # the slope of the last stretch
+    assert CURVE.seconds(4, 2) == 4.0 and CURVE.seconds(4, 2, 100) == 6.0
+    assert CURVE.seconds(1, 1, 10_000) == 2.0 and CURVE.seconds(8, 8) == CURVE.seconds(2, 2)
+
+
+def test_a_slow_spell_at_one_size_does_not_make_more_rows_cheaper() -> None:
+    curve = CostCurve((1, 2, 4), (1,), (0,), (((1.0, 9.0, 3.0),),))
+    times = [curve.seconds(rows) for rows in range(1, 8)]
+    assert times == sorted(times)
+
+
+def test_sizes_that_do_not_fit_are_left_out_and_nothing_left_is_an_error() -> None:
+    target = Slow(ToyLM(5), slots=2, max_context=30, max_rows=8)
+    curve = measure(target, (1, 4, 8, 16), (1, 2, 4), (10, 500), repeats=1)
+    assert curve.rows == (1, 4, 8) and curve.batches == (1, 2) and curve.contexts == (10, 22)
+    target.acquire(), target.acquire()
+    with pytest.raises(InputError, match="no free slot"):
+        measure(target)
+
+
+def test_slots_are_given_back_when_the_target_fails() -> None:
+    class Broken(ToyTarget):
+        def verify(self, *args, **kwargs):
+            raise RuntimeError("out of memory")
+
+    target = Broken(ToyLM(5), slots=2)
+    with pytest.raises(RuntimeError):
+        measure(target, (1,), (2,))
+    assert target.free_slots == 2
+
+
+def test_a_stored_curve_is_read_again_and_belongs_to_one_model_and_runtime(tmp_path) -> None:
+    target = ToyTarget(ToyLM(5))
+    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1}
+    first = stored(target, "model-a", "eager", tmp_path, **sizes)
+    runs = target.forwards
+    assert stored(target, "model-a", "eager", tmp_path, **sizes) == first and target.forwards == runs
+    stored(target, "model-b", "eager", tmp_path, **sizes)
+    stored(target, "model-a", "packed", tmp_path, **sizes)
+    assert target.forwards > runs and len(list(tmp_path.iterdir())) == 3
+    runs = target.forwards
+    stored(target, "model-a", "eager", tmp_path, fresh=True, **sizes)
+    assert target.forwards > runs and len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"curve": {}}', "cut", "other"])
+def test_a_damaged_file_is_measured_again(tmp_path, damage: str) -> None:
+    target = ToyTarget(ToyLM(5))
+    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1}
+    stored(target, "model-a", "eager", tmp_path, **sizes)
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    if damage == "cut":
+        kept["curve"]["table"][0][0].pop()
+    elif damage == "other":
+        kept["identity"]["model"] = "model-z"
+    path.write_text(json.dumps(kept) if damage in {"cut", "other"} else damage)
+    runs = target.forwards
+    stored(target, "model-a", "eager", tmp_path, **sizes)
+    assert target.forwards > runs
+    assert json.loads(path.read_text())["identity"]["model"] == "model-a"
+
+
+def test_a_folder_that_cannot_be_written_only_costs_the_storing(tmp_path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    curve = stored(ToyTarget(ToyLM(5)), "m", "eager", blocked, rows=(1,), contexts=(8,), repeats=1)
+    assert curve.rows == (1,)

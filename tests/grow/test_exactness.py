@@ -1,0 +1,160 @@
+"""Every outcome of growing and verifying on toy models: the emitted tokens have the target's law, whatever the grower.
+
+Each planted bug is one that the papers' code or a hasty grower makes; the same comparison must see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider.check.exhaustive import CASES, TOLERANCE, Case, distance, grown_law
+from outrider.check.toy import ToyLM
+from outrider.grow import drawing, dyspec, kary, rsd, sequoia
+from outrider.grow.chain import Chain
+from outrider.grow.dyspec import Calibration, Heap, Threshold
+from outrider.grow.kary import KAry
+from outrider.grow.rsd import ConstantBranching, StochasticBeam
+from outrider.grow.sequoia import Sequoia
+from outrider.grow.top_plus_one import TopPlusOne
+from outrider.grow.topk import TopK
+from outrider.protocols import Budget
+from outrider.verify.recursive import Recursive
+from outrider.verify.traversal import Traversal
+
+
+def hopeful() -> Calibration:
+    """What is seen where drafts are accepted more often than they are likely."""
+    return Calibration(_tested=[100.0] * 16, _won=[80.0] * 16)
+
+
+GROWERS = {
+    "chain": (Chain, Budget(3, 3)),
+    "k-ary iid (2, 1)": (lambda: KAry((2, 1), "iid"), Budget(4, 2)),
+    "k-ary iid (2, 2), cut": (lambda: KAry((2, 2), "iid"), Budget(3, 2)),
+    "k-ary without replacement (2, 2)": (lambda: KAry((2, 2), "without-replacement"), Budget(6, 2)),
+    "k-ary top": (lambda: KAry((2, 2), "top"), Budget(6, 2)),
+    "rsd-c (3, 1)": (lambda: ConstantBranching((3, 1)), Budget(6, 2)),
+    "rsd-s 2 x 2": (lambda: StochasticBeam(2, 2), Budget(4, 2)),
+    "rsd-s 2 x 3, cut": (lambda: StochasticBeam(2, 3), Budget(5, 3)),
+    "dyspec heap 4": (Heap, Budget(4, 3)),
+    "dyspec heap 5": (Heap, Budget(5, 2)),
+    "dyspec threshold": (lambda: Threshold(threshold=0.2), Budget(20, 2)),
+    "dyspec threshold, cut": (Threshold, Budget(4, 3)),
+    "dyspec heap, calibrated": (lambda: Heap(calibration=hopeful()), Budget(4, 3)),
+    "dyspec threshold, calibrated": (lambda: Threshold(calibration=hopeful()), Budget(4, 3)),
+    "sequoia 4": (Sequoia, Budget(4, 3)),
+    "top plus one": (lambda: TopPlusOne((2, 2)), Budget(6, 2)),
+    "top-k": (lambda: TopK(beam=2, branch=2), Budget(5, 3)),
+}
+LENGTH = 4
+GENERIC = CASES[0]
+
+
+def gap(grower: str, case: Case = GENERIC, verifier=None) -> float:
+    make, budget = GROWERS[grower]
+    law, count = grown_law(verifier or Recursive(), make, budget, case)
+    assert count > 1 or case.target.greedy
+    assert sum(law.values()) == pytest.approx(1.0)
+    return distance(law, case.target, LENGTH)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("grower", GROWERS)
+def test_grown_trees_give_the_targets_law(grower: str, case: Case) -> None:
+    assert gap(grower, case) <= TOLERANCE
+
+
+@pytest.mark.parametrize("grower", [name for name in GROWERS if "chain" not in name])
+def test_traversal_from_the_leaves_is_exact_on_trees_whose_form_depends_on_the_draws(grower: str) -> None:
+    assert gap(grower, verifier=Traversal()) <= TOLERANCE
+
+
+def test_a_wider_beam_over_four_tokens_is_exact() -> None:
+    case = replace(GENERIC, target=ToyLM(4, seed=1), draft=ToyLM(4, seed=11))
+    law, count = grown_law(Recursive(), lambda: StochasticBeam(3, 2), Budget(6, 2), case, limit=60_000)
+    assert count > 1000
+    assert distance(law, case.target, 3) <= TOLERANCE
+
+
+@pytest.mark.parametrize("grower", ["k-ary without replacement (2, 2)", "rsd-c (3, 1)", "sequoia 4"])
+def test_rows_that_are_not_reduced_after_a_draw_are_seen(grower: str, monkeypatch) -> None:
+    def unreduced(law, count, noise, node):
+        return [(token, law) for token, _ in drawing.without_replacement(law, count, noise, node)]
+
+    monkeypatch.setattr(rsd, "without_replacement", unreduced)
+    monkeypatch.setattr(sequoia, "without_replacement", unreduced)
+    monkeypatch.setitem(kary.DRAWINGS, "without-replacement", unreduced)
+    assert gap(grower) > 1e-3
+
+
+def test_rows_that_are_not_reduced_are_seen_in_the_beam(monkeypatch) -> None:
+    monkeypatch.setattr(rsd, "reduced", lambda row, drawn: [(int(row.ids[i]), row) for i in drawn])
+    assert gap("rsd-s 2 x 2") > 1e-3
+
+
+def test_a_beam_whose_siblings_are_sorted_by_probability_is_seen(monkeypatch) -> None:
+    def by_probability(row, drawn):
+        return drawing.reduced(row, sorted(drawn, key=lambda i: -row.probs[i]))
+
+    monkeypatch.setattr(rsd, "reduced", by_probability)
+    assert gap("rsd-s 2 x 2") > 1e-3
+
+
+def test_a_beam_that_looks_at_the_child_before_keeping_it_is_seen(monkeypatch) -> None:
+    """An ordinary beam over sampled children: the improbable ones are dropped because of what they are."""
+    original = rsd._Beam.expand
+
+    def expand(self, nodes, laws):
+        wanted = original(self, nodes, laws)
+        growth = self.growth
+        for node in nodes:
+            growth.draws[node] = tuple(d for d in growth.draws[node] if d.row is None or d.row.prob(d.token) > 0.25)
+        return wanted
+
+    monkeypatch.setattr(rsd._Beam, "expand", expand)
+    assert gap("rsd-s 2 x 2") > 1e-3
+
+
+@pytest.mark.parametrize("grower", ["dyspec heap 4", "dyspec threshold"])
+def test_dropping_a_drawn_token_for_its_low_value_is_seen(grower: str, monkeypatch) -> None:
+    """The decision to draw must come before the draw."""
+    original = dyspec._Positions.tree
+
+    def tree(self, origin):
+        grown = original(self, origin)
+        draws = tuple(tuple(d for d in own if d.row is None or d.row.prob(d.token) > 0.25) for own in grown.draws)
+        return replace(grown, draws=draws)
+
+    monkeypatch.setattr(dyspec._Positions, "tree", tree)
+    assert gap(grower) > 1e-3
+
+
+def test_taking_the_likeliest_and_calling_it_a_draw_is_seen() -> None:
+    class Favourite:
+        def draw(self, weights, node, draw):
+            return int(weights.argmax())
+
+    class Wrong(Heap):
+        def grow(self, source, slots, pending, budgets, noise):
+            return super().grow(source, slots, pending, budgets, [Favourite()] * len(slots))
+
+    law, _ = grown_law(Recursive(), Wrong, Budget(4, 3), GENERIC)
+    assert distance(law, GENERIC.target, LENGTH) > 1e-3
+
+
+def test_top_tokens_chosen_with_knowledge_of_the_sampled_one_are_seen(monkeypatch) -> None:
+    """Drawing from the whole row first and calling the rest of the top points: the row no longer is the law."""
+
+    def wrong(law, count, noise, node):
+        index = noise.draw(law.probs, node, 0)
+        order = [i for i in drawing.ranked(law) if i != index][: count - 1]
+        rest = np.ones(len(law.ids), dtype=bool)
+        rest[order] = False
+        row = drawing.proper(type(law)(law.ids[rest], law.probs[rest]))
+        return [*((int(law.ids[i]), None) for i in order), (int(law.ids[index]), row)]
+
+    monkeypatch.setattr("outrider.grow.top_plus_one.top_plus_one", wrong)
+    assert gap("top plus one") > 1e-3
