@@ -16,7 +16,7 @@ from outrider.cli.expand import expand
 from outrider.cli.shell import Shell, prepare
 
 # A new command: its file, and its name here.
-COMMANDS = ("generate", "chat", "demo", "compare", "check", "methods", "doctor")
+COMMANDS = ("generate", "chat", "demo", "compare", "bound", "check", "methods", "doctor")
 
 app = typer.Typer(
     cls=Shell, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -24,6 +24,7 @@ app = typer.Typer(
 )  # fmt: skip
 for _name in COMMANDS:
     app.command(_name)(expand(getattr(import_module(f"outrider.cli.{_name}"), _name)))
+app.add_typer(import_module("outrider.cli.train").app, name="train")
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""A model's first layers as a model of its own, with the same embeddings, final norm and head: an early-exit drafter.
+"""Some of a model's layers as a model of its own, with the same embeddings, final norm and head: an early-exit drafter.
 
 No weight is copied: every parameter and buffer *is* the original's tensor. The modules are new, so caches, hooks and
 settings of one do not leak into the other. The shared head sees features it was not trained on: a draft, not an answer.
@@ -7,6 +7,7 @@ settings of one do not leak into the other. The shared head sees features it was
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,17 +21,31 @@ Scalar = int | float | bool | str
 
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Logits equal the original's hidden state after `layers` layers, put through its final norm and head."""
-    path, total = layer_list(model)
+    total = layer_list(model)[1]
     if not 1 <= layers <= total:
         raise InputError(f"layers must be between 1 and {total}, not {layers}")
+    return chosen_layers(model, range(layers))
+
+
+def chosen_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """The layers of these numbers, in this order: layer i of the result shares the tensors of layer `layers[i]`."""
+    path, total = layer_list(model)
+    if not layers or not all(0 <= layer < total for layer in layers):
+        raise InputError(f"layers {list(layers)}: name one or more of 0..{total - 1}")
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
-        raise UnsupportedModel("the model is spread over devices; first_layers needs it on one")
+        raise UnsupportedModel("the model is spread over devices; a shorter model needs it on one")
     config = copy.deepcopy(model.config)
     _cut(config.get_text_config(), layers, total)
     with torch.device("meta"):
         short = type(model)(config)
     for name, module in short.named_modules():
-        _share(name, module, model.get_submodule(name), inside_layer=name.startswith(f"{path}."))
+        within = name.removeprefix(f"{path}.")
+        if within == name:
+            _share(name, module, model.get_submodule(name), layer=None)
+        else:  # `1.mlp` -> `15.mlp`, where the second chosen layer is number 15
+            place, dot, rest = within.partition(".")
+            layer = layers[int(place)]
+            _share(name, module, model.get_submodule(f"{path}.{layer}{dot}{rest}"), layer)
     short.generation_config = copy.deepcopy(model.generation_config)
     return short.train(model.training)
 
@@ -45,15 +60,15 @@ def layer_list(model: PreTrainedModel) -> tuple[str, int]:
     return outer[0], total
 
 
-def _cut(config: Any, layers: int, total: int) -> None:
+def _cut(config: Any, layers: Sequence[int], total: int) -> None:
     """Shorten the layer count and every list that has one entry a layer (layer_types and its kin)."""
     for key, value in list(vars(config).items()):
         if "layer" in key and isinstance(value, list | tuple) and len(value) == total:
-            setattr(config, key, value[:layers])
-    config.num_hidden_layers = layers
+            setattr(config, key, [value[layer] for layer in layers])
+    config.num_hidden_layers = len(layers)
 
 
-def _share(name: str, new: nn.Module, old: nn.Module, inside_layer: bool) -> None:
+def _share(name: str, new: nn.Module, old: nn.Module, layer: int | None) -> None:
     """Give `new` the tensors of `old`. Inside a layer every plain setting must agree too: a layer that behaves
     differently in a shorter model (caches shared between late layers, say) would not be the original's layer."""
     if type(new) is not type(old):
@@ -64,5 +79,7 @@ def _share(name: str, new: nn.Module, old: nn.Module, inside_layer: bool) -> Non
         theirs = vars(old).get(key)
         if isinstance(theirs, Tensor):  # a tensor kept outside the buffers, such as the unscaled rotary frequencies
             vars(new)[key] = theirs
-        elif inside_layer and key != "training" and isinstance(value, Scalar) and value != theirs:
+        elif layer is None or key == "training" or not isinstance(value, Scalar):
+            continue
+        elif theirs != (layer if key == "layer_idx" else value):  # layer_idx: its place in the cache
             raise UnsupportedModel(f"{name}.{key} depends on the number of layers; use another draft model")

@@ -1,0 +1,225 @@
+"""Text that the target writes by itself, as training data for its drafter: both sides of many conversations at once.
+
+All sequences of a shard run in step and have one length, so that no token is padding and no mask is needed; turn marks
+are forced, the rest is sampled. Answers follow the target's own law at a few temperatures; user turns are cut harder,
+with a hotter first token, since a small model's free-running users drift into nonsense. A shard depends only on
+the seed and its number, so an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from outrider.errors import InputError
+from outrider.models import LoadedModel
+from outrider.train.dialogue import Dialogue, dialogue
+
+FORCED, USER, ANSWER = 0, 1, 2  # roles of tokens
+NEVER = -math.inf
+# Not cuDNN's attention, which plans anew for every length: a text that grows by a token a pass has a thousand.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """How much, how long, and how it is sampled."""
+
+    tokens: int
+    length: int = 1024  # of a sequence
+    batch: int = 1024  # sequences of a shard; they run together
+    answer_temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0, 1.0)  # one is drawn for each sequence
+    user_temperature: float = 0.8
+    user_first_temperature: float = 1.5  # of a user turn's first token: what the turn is about
+    user_min_p: float = 0.05
+    most: int = 400  # tokens of a turn, before it is ended by force
+    seed: int = 0
+
+    @property
+    def shards(self) -> int:
+        return max(1, math.ceil(self.tokens / (self.length * self.batch)))
+
+
+@dataclass(frozen=True, slots=True)
+class SelfData:
+    tokens: Tensor  # [sequences, length], int32
+    roles: Tensor  # [sequences, length], uint8
+
+    @property
+    def answer_tokens(self) -> int:
+        return int((self.roles == ANSWER).sum())
+
+
+def write_data(
+    target: LoadedModel, plan: DataPlan, folder: Path, on_progress: Callable[[int, int], None] = lambda done, of: None
+) -> SelfData:
+    """Sample what is missing in `folder` and give everything back. `on_progress(tokens, of)` is called now and then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start = target.model.config.get_text_config().bos_token_id
+    script = dialogue(target.tokenizer, target.eos_ids, start or 0)
+    identity = json.dumps({"target": target.fingerprint, **asdict(plan), "tokens": 0})
+    shards, each = [], plan.length * plan.batch
+    for number in range(plan.shards):
+        path = folder / f"shard-{number:04d}.safetensors"
+        if (shard := _read(path, identity)) is None:
+
+            def on_step(step: int, before: int = number * each) -> None:
+                on_progress(before + step * plan.batch, plan.shards * each)
+
+            shard = sample_shard(target.model, script, plan, number, on_step)
+            save_file(asdict(shard), f"{path}.partial", {"plan": identity})
+            os.replace(f"{path}.partial", path)
+        shards.append(shard)
+        on_progress((number + 1) * each, plan.shards * each)
+    return SelfData(torch.cat([s.tokens for s in shards]), torch.cat([s.roles for s in shards]))
+
+
+def _read(path: Path, identity: str) -> SelfData | None:
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            stored = (file.metadata() or {}).get("plan")
+        if stored == identity:
+            return SelfData(**load_file(path))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); remove it and run again") from error
+    raise InputError(f"{path} was written by another target or plan; choose another folder or remove it")
+
+
+@torch.inference_mode()
+def sample_shard(
+    model: PreTrainedModel, script: Dialogue, plan: DataPlan, number: int, on_step: Callable[[int], None]
+) -> SelfData:
+    """One batch of conversations. Nothing is read back from the device before the end."""
+    device, rows = model.device, plan.batch
+    noise = torch.Generator(device).manual_seed(plan.seed * 1_000_003 + number)
+    turns = _Turns.start(script, plan, device, noise)
+    tokens = torch.zeros(rows, plan.length, dtype=torch.int64, device=device)
+    roles = torch.zeros(rows, plan.length, dtype=torch.uint8, device=device)
+    cache = Cache(layers=[_Room(plan.length) for _ in range(model.config.get_text_config().num_hidden_layers)])
+    tokens[:, 0] = turns.first_tokens()
+    with sdpa_kernel(ATTENTION):
+        for at in range(1, plan.length):
+            logits = model(tokens[:, at - 1 : at], past_key_values=cache, use_cache=True).logits[:, -1].float()
+            tokens[:, at], roles[:, at] = turns.next(logits)
+            if at % 64 == 0:
+                on_step(at)
+    return SelfData(tokens.to(torch.int32).cpu(), roles.cpu())
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Where each sequence stands in its conversation; all state is on the device, one entry a sequence."""
+
+    plan: DataPlan
+    noise: torch.Generator
+    forced: Tensor  # [pieces, longest piece]
+    lengths: Tensor  # [pieces]
+    answer: Tensor  # [pieces] the turn after the piece is the model's own
+    least: Tensor  # [pieces] fewest tokens of that turn
+    then: Tensor  # [pieces, choices] what follows; the piece itself where nothing does
+    ends: Tensor  # the ids that end a turn
+    temperature: Tensor  # of the answers
+    piece: Tensor  # current piece
+    place: Tensor  # how many of its tokens are out
+    turn: Tensor  # tokens of the sampled turn so far
+
+    @classmethod
+    def start(cls, script: Dialogue, plan: DataPlan, device: torch.device, noise: torch.Generator) -> _Turns:
+        pieces = script.pieces
+        longest, choices = max(len(p.tokens) for p in pieces), math.lcm(*(len(p.then) or 1 for p in pieces))
+
+        def table(values: Any) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        def pick(values: Tensor) -> Tensor:
+            return values[torch.randint(len(values), (plan.batch,), generator=noise, device=device)]
+
+        then = [(p.then or (i,)) * (choices // len(p.then or (i,))) for i, p in enumerate(pieces)]
+        zero = torch.zeros(plan.batch, dtype=torch.int64, device=device)
+        return cls(
+            plan, noise,
+            forced=table([[*p.tokens, *[0] * (longest - len(p.tokens))] for p in pieces]),
+            lengths=table([len(p.tokens) for p in pieces]),
+            answer=table([p.answer for p in pieces]),
+            least=table([p.least for p in pieces]),
+            then=table(then),
+            ends=table(sorted(script.ends)).long(),
+            temperature=pick(table(plan.answer_temperatures)),
+            piece=pick(table(script.first)), place=zero, turn=zero.clone(),
+        )  # fmt: skip
+
+    def first_tokens(self) -> Tensor:
+        self.place = torch.ones_like(self.place)
+        return self.forced[self.piece, 0]
+
+    def next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token of every sequence and its role, from the target's logits [sequences, vocabulary]."""
+        forcing = self.place < self.lengths[self.piece]
+        answering = self.answer[self.piece]
+        token = torch.where(forcing, self.forced[self.piece, self.place.clamp(max=self.forced.shape[1] - 1)],
+                            self._sample(logits, answering))  # fmt: skip
+        role = torch.where(forcing, FORCED, torch.where(answering, ANSWER, USER))
+        self.place += forcing
+        self.turn = torch.where(forcing, 0, self.turn + 1)
+        if len(self.ends):
+            ended = ~forcing & torch.isin(token, self.ends)
+            full = ~forcing & ~ended & (self.turn >= self.plan.most)
+            choice = torch.randint(self.then.shape[1], token.shape, generator=self.noise, device=token.device)
+            self.piece = torch.where(ended | full, self.then[self.piece, choice], self.piece)
+            self.place = torch.where(ended, 1, torch.where(full, 0, self.place))
+            # The piece begins in place of the end: mostly the same token, else the turn goes on by force.
+            mark = self.forced[self.piece, 0]
+            role = torch.where(ended & (mark != token), FORCED, role)
+            token = torch.where(ended, mark, token)
+        return token, role.to(torch.uint8)
+
+    def _sample(self, logits: Tensor, answering: Tensor) -> Tensor:
+        plan = self.plan
+        user = torch.where(self.turn == 0, plan.user_first_temperature, plan.user_temperature)
+        heat = torch.where(answering, self.temperature, user)[:, None]
+        if len(self.ends):
+            early = ~answering & (self.turn < self.least[self.piece])
+            logits[:, self.ends] = logits[:, self.ends].masked_fill(early[:, None], NEVER)
+        # p(x) >= min_p * max p, on logits: heat * log(min_p) below the highest.
+        cut = torch.where(answering[:, None], NEVER, heat * math.log(plan.user_min_p))
+        kept = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + cut, NEVER)
+        # Gumbel's trick: at temperature 0 the noise vanishes and the likeliest token stays.
+        waits = torch.empty_like(logits).exponential_(generator=self.noise)
+        return (kept - heat * waits.log_()).argmax(-1)
+
+
+class _Room(DynamicLayer):
+    """Keys and values of one layer in a buffer of the final size, so that growing copies nothing."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.used = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            rows, heads, _, width = key_states.shape
+            self._keys = key_states.new_empty(rows, heads, self.length, width)
+            self._values = value_states.new_empty(rows, heads, self.length, value_states.shape[-1])
+        end = self.used + key_states.shape[-2]
+        self._keys[:, :, self.used : end] = key_states
+        self._values[:, :, self.used : end] = value_states
+        self.used = end
+        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
+        return self.keys, self.values

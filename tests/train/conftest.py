@@ -1,0 +1,34 @@
+"""A target small enough to be distilled in seconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.models import LoadedModel, load_model
+from outrider.train.selfdata import DataPlan, SelfData, write_data
+
+
+def make_target(seed: int) -> LoadedModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, initializer_range=0.2,
+    )  # fmt: skip
+    return load_model(LlamaForCausalLM(config).requires_grad_(False))
+
+
+@pytest.fixture(scope="session")
+def four_layers() -> LoadedModel:
+    return make_target(0)
+
+
+@pytest.fixture(scope="session")
+def another() -> LoadedModel:
+    return make_target(1)
+
+
+@pytest.fixture(scope="session")
+def text(four_layers: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> SelfData:
+    return write_data(four_layers, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path_factory.mktemp("text"))
