@@ -1,4 +1,7 @@
-"""The pictures of a comparison, as SVG data that a page can carry. Needs matplotlib (extra [bench])."""
+"""Pictures as SVG data that a page can carry: `draw` for any, `plots` for those of a comparison.
+
+Needs matplotlib (extra [bench]).
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,11 @@ def plots(result: Result) -> list[tuple[str, str]]:
         ("Acceptance by depth: share accepted where the depth above was", _acceptance),
         ("Where the time of a step goes", _shares),
     ]
-    return [(title, _draw(result, paint)) for title, paint in pictures]
+    return [(title, draw(result, paint)) for title, paint in pictures]
 
 
-def _draw(result: Result, paint: Callable[[Result, Any], None]) -> str:
+def draw(result: Result, paint: Callable[[Result, Any], None]) -> str:
+    """A data URI of what `paint` does with the result on one pair of axes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
@@ -59,13 +63,11 @@ def _speedups(result: Result, axes: Any) -> None:
         below = [max(h - low, 0.0) for h, (low, _) in zip(heights, ends, strict=True)]
         above = [max(high - h, 0.0) for h, (_, high) in zip(heights, ends, strict=True)]
         places = [x + (i - (len(result["methods"]) - 1) / 2) * width for x in range(len(names))]
-        axes.bar(
-            places, heights, width * 0.95, label=method["method"], color=_colour(i), yerr=[below, above], capsize=2
-        )
+        axes.bar(places, heights, width * 0.95, label=method["method"], color=colour(i), yerr=[below, above], capsize=2)
     axes.axhline(1.0, color="#444", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("speed-up")
-    _legend(axes)
+    legend(axes)
 
 
 def _prompts(result: Result, axes: Any) -> None:
@@ -75,12 +77,12 @@ def _prompts(result: Result, axes: Any) -> None:
         ratios = sorted(
             filter(None, (_unit_speedup(unit, method["method"], result["baseline"]) for unit in result["units"]))
         )
-        axes.plot(range(1, len(ratios) + 1), ratios, marker=".", label=method["method"], color=_colour(i))
+        axes.plot(range(1, len(ratios) + 1), ratios, marker=".", label=method["method"], color=colour(i))
     axes.axhline(1.0, color="#444", linewidth=0.8, linestyle="--")
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("answers, slowest to fastest")
     axes.set_ylabel("speed-up")
-    _legend(axes)
+    legend(axes)
 
 
 def _unit_speedup(unit: Mapping[str, Any], label: str, baseline: str) -> float | None:
@@ -92,13 +94,13 @@ def _acceptance(result: Result, axes: Any) -> None:
     for i, method in enumerate(result["methods"]):
         if rates := method["acceptance_by_depth"]:
             axes.plot(
-                range(1, len(rates) + 1), rates, marker="o", markersize=3, label=method["method"], color=_colour(i)
+                range(1, len(rates) + 1), rates, marker="o", markersize=3, label=method["method"], color=colour(i)
             )
     axes.set_ylim(0, 1.02)
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("depth")
     axes.set_ylabel("acceptance")
-    _legend(axes)
+    legend(axes)
 
 
 def _shares(result: Result, axes: Any) -> None:
@@ -111,13 +113,13 @@ def _shares(result: Result, axes: Any) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of decode time")
-    _legend(axes)
+    legend(axes)
 
 
-def _legend(axes: Any) -> None:
+def legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _colour(index: int) -> str:
+def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]

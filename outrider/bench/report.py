@@ -39,12 +39,12 @@ LEGEND = (
 def terminal(result: Figures) -> RenderableType:
     """All groups together, then group by group where there are several."""
     parts: list[RenderableType] = [Text(line, style="dim") for line in headlines(result)]
-    overall = _rich(OVERALL, numbers_from=1)
+    overall = rich_table(OVERALL, range(1, len(OVERALL) - 1))
     for method in result["methods"]:
         overall.add_row(*map(plain, overall_cells(method)))
     parts.append(overall)
     if len(groups(result)) > 1:
-        table = _rich(BY_GROUP, numbers_from=2)
+        table = rich_table(BY_GROUP, range(2, len(BY_GROUP) - 1))
         for group in groups(result):
             for i, (method, figures) in enumerate(in_group(result, group)):
                 table.add_row(*map(plain, group_cells("" if i else group, method, figures)))
@@ -59,21 +59,18 @@ def html(result: Figures) -> str:
     """The page. Needs matplotlib."""
     from outrider.bench.plots import plots
 
-    figures = "".join(
-        f'<figure><img src="{uri}" alt="{escape(title)}"><figcaption>{escape(title)}</figcaption></figure>'
-        for title, uri in plots(result)
-    )
     by_group = [group_cells(g, m, f) for g in groups(result) for m, f in in_group(result, g)]
-    data = json.dumps(result, ensure_ascii=True).replace("<", "\\u003c")
-    return PAGE.format(
-        facts="".join(f"<p>{escape(line)}</p>" for line in headlines(result)),
-        notes="".join(f'<p class="note">{escape(note)}</p>' for note in notes(result)),
-        overall=_html_table(OVERALL, [overall_cells(m) for m in result["methods"]]),
-        by_group=_html_table(BY_GROUP, by_group),
-        legend=escape(LEGEND),
-        plots=figures,
-        data=data,
-    )
+    body = [
+        f'<div class="facts">{paragraphs(headlines(result))}</div>',
+        paragraphs(notes(result), "note"),
+        "<h2>All prompts</h2>",
+        html_table(OVERALL, [overall_cells(m) for m in result["methods"]]),
+        paragraphs([LEGEND], "legend"),
+        pictures(plots(result)),
+        "<h2>By group</h2>",
+        html_table(BY_GROUP, by_group),
+    ]
+    return page("comparison of methods", body, result)
 
 
 def groups(result: Figures) -> list[str]:
@@ -86,18 +83,24 @@ def in_group(result: Figures, group: str) -> Iterator[tuple[str, Figures]]:
 
 
 def headlines(result: Figures) -> list[str]:
-    s, m = result["settings"], result["machine"]
+    s = result["settings"]
     count = sum(s["groups"].values())
     sampling = "greedy" if s["temperature"] == 0 else f"temperature {s['temperature']}, seed {s['seed']}"
     runs = f"{s['rounds']} round{'s' * (s['rounds'] > 1)}, batch {s['batch']}"
     prompts = f"{count} prompts ({s['prompts']}{', raw' if s['raw'] else ''})"
-    gpus = "".join(f", {gpu}" for gpu in m["gpus"])
     length = f"{s['max_new_tokens']} new tokens"
     return [
         f"{s['model']} in {s['dtype']} on {s['device']} · {prompts} · {length} · {sampling} · {runs}",
-        f"{m['cpu']}, {m['cores']} cores, {m['torch_threads']} threads{gpus} · "
-        f"outrider {m['outrider']}, torch {m['torch']}, transformers {m['transformers']}, python {m['python']}",
+        on_machine(result["machine"]),
     ]  # fmt: skip
+
+
+def on_machine(m: Figures) -> str:
+    gpus = "".join(f", {gpu}" for gpu in m["gpus"])
+    return (
+        f"{m['cpu']}, {m['cores']} cores, {m['torch_threads']} threads{gpus} · "
+        f"outrider {m['outrider']}, torch {m['torch']}, transformers {m['transformers']}, python {m['python']}"
+    )
 
 
 def notes(result: Figures) -> list[str]:
@@ -156,21 +159,42 @@ def same(f: Figures) -> str:
     return "yes" if f["identical"] else f"{f['different']} of {f['answers']} differ"
 
 
-def _rich(headers: Sequence[str], numbers_from: int) -> Table:
-    table = Table(pad_edge=False)
+def rich_table(headers: Sequence[str], numbers: range, title: str | None = None) -> Table:
+    """An empty table; the columns of `numbers` are flush right."""
+    table = Table(pad_edge=False, title=title, title_justify="left")
     for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if numbers_from <= i < len(headers) - 1 else "left", no_wrap=i == 0)
+        table.add_column(header, justify="right" if i in numbers else "left", no_wrap=i == 0)
     return table
 
 
-def _html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def page(subject: str, body: Sequence[str], result: Figures) -> str:
+    """A whole page that carries its own data."""
+    data = json.dumps(result, ensure_ascii=True).replace("<", "\\u003c")
+    return PAGE.format(
+        title=escape(subject), heading=escape(subject[0].upper() + subject[1:]), body="\n".join(body), data=data
+    )
+
+
+def paragraphs(lines: Sequence[str], kind: str = "") -> str:
+    return "".join(f'<p class="{kind}">{escape(line)}</p>' if kind else f"<p>{escape(line)}</p>" for line in lines)
+
+
+def pictures(drawn: Sequence[tuple[str, str]]) -> str:
+    """Titles and data URIs as figures."""
+    return "".join(
+        f'<figure><img src="{uri}" alt="{escape(title)}"><figcaption>{escape(title)}</figcaption></figure>'
+        for title, uri in drawn
+    )
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in headers)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Outrider: comparison of methods</title>
+<html lang="en"><head><meta charset="utf-8"><title>Outrider: {title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
@@ -181,15 +205,8 @@ figure {{ margin: 2rem 0; }} img {{ width: 100%; }}
 figcaption, .facts, .legend {{ color: #555; font-size: 13px; }}
 .facts p {{ margin: 0; }} .note {{ background: #fff4d6; padding: .4rem .8rem; }}
 </style></head><body>
-<h1>Comparison of methods</h1>
-<div class="facts">{facts}</div>
-{notes}
-<h2>All prompts</h2>
-{overall}
-<p class="legend">{legend}</p>
-{plots}
-<h2>By group</h2>
-{by_group}
+<h1>{heading}</h1>
+{body}
 <script type="application/json" id="result">{data}</script>
 </body></html>
 """

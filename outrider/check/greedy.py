@@ -21,7 +21,8 @@ PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_pena
 def greedy_jobs(prompts: Sequence[tuple[str, tuple[int, ...]]], tokens: int) -> list[Job]:
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True, seed=0)
     return [
-        Job(name, prompt, params.with_(**PENALTIES) if i % 3 == 2 else params) for i, (name, prompt) in enumerate(prompts)
+        Job(name, prompt, params.with_(**PENALTIES) if i % 3 == 2 else params)
+        for i, (name, prompt) in enumerate(prompts)
     ]
 
 
@@ -36,11 +37,12 @@ def run_greedy(
     comparison.add("method as configured, ragged batch", wanted, [g.token_ids for g in made], steps_of(made))
 
     if subject.speculates:
-        made = one_by_one(engine, [(a.job, subject.eager) for a in answers], "always speculating", watch)
-        wanted = [(a, a.tokens) for a in answers]
+        alone = shortened(answers, forced_tokens)
+        made = one_by_one(engine, [(job, subject.speculating()) for job, _ in alone], "always speculating", watch)
+        wanted = [(a, want) for a, (_, want) in zip(answers, alone, strict=True)]
         comparison.add("method always speculating, one by one", wanted, [g.token_ids for g in made], steps_of(made))
         batch = shortened(answers, len(answers[0].tokens))
-        made = together(engine, [(job, subject.eager) for job, _ in batch], "always speculating, batch", watch)
+        made = together(engine, [(job, subject.speculating()) for job, _ in batch], "always speculating, batch", watch)
         wanted = [(a, want) for a, (_, want) in zip(answers, batch, strict=True)]
         comparison.add("method always speculating, ragged batch", wanted, [g.token_ids for g in made], steps_of(made))
 

@@ -43,8 +43,8 @@ def race_margin(scores: Tensor, waits: Tensor, winner: int, params: SamplingPara
 def boundary(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """[V] which tokens the truncations keep, and how far each is from the other side (in scores; for top-p also mass).
 
-    A token that is kept can fall out at any stage, so its slack is the smallest; one that is cut off has the distance to
-    the stage that cut it.
+    A token that is kept can fall out at any stage, so its slack is the smallest; one that is cut off has the distance
+    to the stage that cut it.
     """
     inside = scores > -math.inf
     slack = torch.full_like(scores, math.inf)

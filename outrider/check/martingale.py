@@ -1,13 +1,14 @@
 """The martingale part: are sampled tokens distributed as the target's law, for rules whose decisions use the draft?
 
 With p recomputed by one independent forward of the unmodified model, and f a function of the next token that was fixed
-before it was decided, the sum of f(y) - E_p f over all tokens is a martingale if and only if y ~ p for that f; divided
-by the square root of the summed variances it is standard normal for long texts. f may use the text so far and the draft's
+before it was decided, the sum of f(y) - E_p f over all tokens is a martingale when y ~ p; divided by the square root of
+the summed variances it is close to standard normal for long texts. f may use the text so far and the draft's
 *row* q, never the token drawn from it: given that token, y no longer has law p even in an exact method.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.check.reference import Job, Plain
+from outrider.check.reference import Job, Plain, Watch
+from outrider.check.runs import Recorder, Subject, finish
 from outrider.protocols import StepRecord
 from outrider.sampling import History
 from outrider.tree import Draw
@@ -37,6 +39,10 @@ WITHOUT_Q: dict[str, Callable[[Array], Array]] = {
     "log p": lambda p: np.maximum(_log(p), -CLIP_LOG_P),
     "quantile": lambda p: np.cumsum(p) - p / 2,
 }
+# Rules that decide a node's token from that node's own draws: given the nodes above it, y ~ p at every node. Of any
+# other exact rule (block, traversal) only a step's first token is known to follow p once its draft is looked at.
+NODE_BY_NODE = frozenset({"rejection", "recursive", "naive", "optimal", "k-seq", "transport"})
+TESTS_FIRST_DRAW = frozenset({"rejection", "recursive", "naive"})  # kept with probability min(1, p/q)
 ACCEPTED = "first draft accepted"
 REPEATING = ", repeating"  # the same f, times the sign of the sum so far in its text: shows noise that is used again
 
@@ -78,6 +84,7 @@ class Statistic:
 class Martingale:
     """Sums over all texts. Changes state in `add` only."""
 
+    rule: str = "rejection"
     statistics: dict[str, Statistic] = field(default_factory=dict)
     texts: int = 0
     tokens: int = 0
@@ -121,18 +128,19 @@ class Martingale:
     def _token(self, p: Array, token: int, draws: Sequence[Draw], sums: dict[str, float]) -> None:
         self.tokens += 1
         self.impossible += bool(p[token] == 0)
-        for name, f in WITHOUT_Q.items():
-            self._count(name, f(p), p, p, token, sums)
         sampled = [d for d in draws if d.row is not None]
+        wrong = law_if_wrong(p, sampled)
+        for name, f in WITHOUT_Q.items():
+            self._count(name, f(p), p, wrong, token, sums)
         if not sampled:
             return
         self.drafted += 1
         q = spread(sampled[0], len(p))
-        wrong = law_if_wrong(p, sampled)
         for name, g in WITH_Q.items():
             self._count(name, g(p, q), p, wrong, token, sums)
-        accept = float(np.minimum(p, q).sum())
-        self._statistic(ACCEPTED).add(float(token == sampled[0].token), accept, accept * (1 - accept), 0.0)
+        if self.rule in TESTS_FIRST_DRAW:  # a rejected token is never drawn again, so equal means accepted
+            accept = float(np.minimum(p, q).sum())
+            self._statistic(ACCEPTED).add(float(token == sampled[0].token), accept, accept * (1 - accept), 0.0)
 
     def _count(self, name: str, f: Array, p: Array, wrong: Array, token: int, sums: dict[str, float]) -> None:
         mean = float(p @ f)
@@ -178,15 +186,29 @@ def law_if_wrong(p: Array, draws: Sequence[Draw]) -> Array:
     return law + left * p
 
 
-def samples(job: Job, steps: Iterable[StepRecord]) -> Sample:
-    """Line up the emitted tokens of one sequence with the draws made where each of them was decided."""
-    tokens: list[int] = []
+def run_martingale(sums: Martingale, subject: Subject, jobs: Sequence[Job], nodes: int | None, watch: Watch) -> None:
+    """Changes `sums`: generates these texts in a ragged batch, always speculating, and adds them.
+
+    `nodes` drafts fewer than the method would: most evidence lies at the first draft, and texts come sooner.
+    """
+    recorder = Recorder(subject.recipe.drafter) if subject.recipe.drafter is not None else None
+    recipe = dataclasses.replace(subject.speculating(nodes), drafter=recorder)
+    handles = [subject.engine.submit(job.prompt, job.params, recipe) for job in jobs]
+    finish(subject.engine, handles, "sampling", watch)
+    for job, handle in zip(jobs, handles, strict=True):
+        tokens = handle.result().token_ids
+        steps = recorder.steps_of(handle.sequences[0].history) if recorder else []
+        sums.add(subject.plain, Sample(job, tokens, draws_along(steps, sums.rule) if recorder else [()] * len(tokens)))
+        watch("recomputing the target's law", 0)
+
+
+def draws_along(steps: Iterable[StepRecord], rule: str) -> list[tuple[Draw, ...]]:
+    """For each emitted token of one sequence, the draws made where it was decided, where the rule allows their use."""
     draws: list[tuple[Draw, ...]] = []
     for step in steps:
-        for i, token in enumerate(step.emitted):
-            tokens.append(token)
-            draws.append(step.tree.draws[step.verdict.path[i - 1] if i else 0])
-    return Sample(job, tokens, draws)
+        nodes = (0, *step.verdict.path)[: len(step.emitted)]
+        draws += [step.tree.draws[node] if node == 0 or rule in NODE_BY_NODE else () for node in nodes]
+    return draws
 
 
 def _log(x: Array) -> Array:

@@ -7,16 +7,16 @@ verification and commit runs for many steps however seldom the method itself is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from outrider.check.reference import Answer, Job, Plain, Watch
 from outrider.control.fixed import Fixed
 from outrider.draft.forced import Forced
-from outrider.engine import Engine
+from outrider.engine import Engine, Handle
 from outrider.generation import Generation
-from outrider.protocols import Budget, Drafter, Recipe
+from outrider.protocols import Budget, Chunk, Context, Drafter, Noise, Recipe, Scores, StepRecord
+from outrider.tree import TokenTree
 from outrider.verify.invariant import Invariant
 
 NODES = 8  # candidates a step where the method names no budget of its own
@@ -32,11 +32,12 @@ class Subject:
     recipe: Recipe
     plain: Plain
 
-    @property
-    def eager(self) -> Recipe:
-        """The method with its whole budget at every step: a controller that goes quiet would prove little."""
-        nodes = int(getattr(self.recipe.options, "budget", NODES)) or NODES
-        return dataclasses.replace(self.recipe, controller=Fixed(Budget(nodes, nodes)))
+    def speculating(self, nodes: int | None = None) -> Recipe:
+        """The method with its whole budget, or less, at every step: a controller that goes quiet would prove little."""
+        own = int(getattr(self.recipe.options, "budget", NODES)) or NODES
+        nodes = min(own, nodes or own)
+        depth = min(nodes, int(getattr(self.recipe.options, "depth", nodes)))
+        return dataclasses.replace(self.recipe, controller=Fixed(Budget(nodes, depth)))
 
     @property
     def speculates(self) -> bool:
@@ -55,6 +56,11 @@ class Subject:
 def together(engine: Engine, pairs: Sequence[tuple[Job, Recipe]], label: str, watch: Watch) -> list[Generation]:
     """One ragged batch: requests queue, join and leave between steps. Results in the order of `pairs`."""
     handles = [engine.submit(job.prompt, job.params, recipe) for job, recipe in pairs]
+    finish(engine, handles, label, watch)
+    return [handle.result() for handle in handles]
+
+
+def finish(engine: Engine, handles: Sequence[Handle], label: str, watch: Watch) -> None:
     made = 0
     try:
         while not all(handle.done for handle in handles):
@@ -62,7 +68,6 @@ def together(engine: Engine, pairs: Sequence[tuple[Job, Recipe]], label: str, wa
             now = sum(len(s.history.output) for handle in handles for s in handle.sequences)
             watch(label, now - made)
             made = now
-        return [handle.result() for handle in handles]
     finally:
         for handle in handles:  # an interrupt leaves nothing running
             handle.cancel()
@@ -92,21 +97,23 @@ class Recorder:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self.name, self.needs, self.shared_noise = drafter.name, drafter.needs, drafter.shared_noise
-        self.steps: dict[int, list[Any]] = {}  # by the id of the sequence's context
-        self._contexts: dict[int, Any] = {}
+        self._steps: dict[int, list[StepRecord]] = {}  # by slot, of the sequence that is or was last in it
+        self._seen: list[tuple[Context, list[StepRecord]]] = []
 
-    def begin(self, slot: int, context: Any, chunks: Any) -> None:
-        self._contexts[slot] = context
-        self.steps[id(context)] = []
+    def steps_of(self, context: Context) -> list[StepRecord]:
+        return next(steps for seen, steps in self._seen if seen is context)
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+        self._steps[slot] = []
+        self._seen.append((context, self._steps[slot]))
         self._drafter.begin(slot, context, chunks)
 
     def end(self, slot: int) -> None:
         self._drafter.end(slot)
 
-    def propose(self, slots: Any, budgets: Any, noise: Any) -> Any:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
         return self._drafter.propose(slots, budgets, noise)
 
-    def observe(self, slot: int, record: Any) -> None:
-        kept = dataclasses.replace(record, scores=dataclasses.replace(record.scores, logits=None, hidden={}))
-        self.steps[id(self._contexts[slot])].append(kept)
+    def observe(self, slot: int, record: StepRecord) -> None:
+        self._steps[slot].append(dataclasses.replace(record, scores=Scores(None)))  # the rows are large
         self._drafter.observe(slot, record)

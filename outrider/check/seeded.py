@@ -1,7 +1,7 @@
 """The seeded part: at equal seeds a drafter-invariant rule gives plain decoding's tokens at any temperature.
 
-Across drafters (the method's, none, forced ones), one by one and in shuffled ragged batches, with truncations, penalties
-and bans among the settings. A rule coupled to the draft has no such identity; the martingale part tests it instead.
+Across drafters (the method's, none, forced ones), one by one and in shuffled ragged batches, with truncations,
+penalties and bans among the settings. A rule coupled to the draft has no such identity; the martingale part tests it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run_seeded(
     """Changes `comparison`: one run after the other is added to it."""
     engine = subject.engine
     wanted = [(a, a.tokens) for a in answers]
-    made = one_by_one(engine, [(a.job, subject.eager) for a in answers], "always speculating", watch)
+    made = one_by_one(engine, [(a.job, subject.speculating()) for a in answers], "always speculating", watch)
     comparison.add("method, one by one", wanted, [g.token_ids for g in made], steps_of(made))
     batch = list(zip(answers, shortened(answers, len(answers[0].tokens)), strict=True))
     batch = batch[1::2] + batch[::2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -103,12 +104,17 @@ class Comparison:
                 ended = at >= min(len(want), len(have))  # one is a prefix of the other: no margin explains that
                 margin = math.inf if ended else float(answer.margins[at])
                 tie = margin <= self.precision.bound
-                tokens = [text[at] if at < len(text) else -1 for text in (want, have)]
-                self.divergences.append(Divergence(run, answer.job.name, at, *tokens, margin, tie))
+                said, heard = (text[at] if at < len(text) else -1 for text in (want, have))
+                self.divergences.append(Divergence(run, answer.job.name, at, said, heard, margin, tie))
         tokens_made = sum(map(len, got))
         self.runs.append(
             RunResult(
-                run, len(got), tokens_made, steps, tokens_made / max(steps, 1), len(got) - len(self.divergences) + before
+                run,
+                len(got),
+                tokens_made,
+                steps,
+                tokens_made / max(steps, 1),
+                len(got) - len(self.divergences) + before,
             )
         )
 
@@ -151,7 +157,7 @@ class Comparison:
             "margin_histogram": [
                 {"from": low, "to": high, "positions": int(((margins >= low) & (margins < high)).sum()),
                  "near_ties": int(((tied >= low) & (tied < high)).sum())}
-                for low, high in zip(bins, bins[1:], strict=False)
+                for low, high in pairwise(bins)
             ],
             "runs": [_plain_dict(r) for r in self.runs],
             "divergences": [_plain_dict(d) for d in self.divergences],

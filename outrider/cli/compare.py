@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outrider.cli.options import SamplingOptions, parse_options
-from outrider.cli.output import Json, check_json, emit, err, out
+from outrider.cli.output import Html, Json, check_html, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
 
@@ -31,7 +29,7 @@ def compare(
         list[str] | None,
         typer.Option("--option", "-o", metavar="METHOD.NAME=VALUE", help="For one method; repeatable."),
     ] = None,
-    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="A page with plots, of one file.")] = None,
+    html: Html = None,
     json: Json = None,
     model: Annotated[
         str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")
@@ -45,7 +43,7 @@ def compare(
     Plain decoding always takes part. Ctrl-C ends the measurement; what is complete by then is reported.
     """
     check_json(json)
-    page = _check_html(html)
+    page = check_html(html)
     from outrider.bench.compare import Plan, per_group
     from outrider.bench.compare import compare as run
     from outrider.bench.contenders import method_contender, parse_specs
@@ -65,7 +63,7 @@ def compare(
 
     with outrider.load(model, method="plain", device=device, dtype=dtype, max_slots=batch) as engine:
         contenders = [method_contender(engine, spec) for spec in specs]
-        with _bar() as on_progress:
+        with progress_bar() as on_progress:
             comparison = run(engine, chosen, contenders, plan, source, on_progress)
     figures = result(comparison)
     if json != STDOUT:
@@ -75,49 +73,3 @@ def compare(
         write_atomic(page, render(figures))
     if not comparison.complete:
         raise typer.Exit(130)
-
-
-def _check_html(html: str | None) -> Path | None:
-    """What would stop the page from being written is said before the work, not after it."""
-    if html is None:
-        return None
-    from outrider.bench.plots import check_matplotlib
-
-    check_matplotlib()
-    path = Path(html)
-    if path.is_dir():
-        raise InputError(f"--html {html}: is a folder; give a file name in it")
-    if not path.parent.is_dir():
-        raise InputError(f"--html {html}: the folder {path.parent} does not exist; create it first")
-    return path
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = err()
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    # Drawn between runs only: a thread that draws by itself would take time from what is measured.
-    with Progress(
-        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=None)
-
-        def on_progress(done: int, total: int, doing: str) -> None:
-            bar.update(task, completed=done, total=total, description=doing or None, refresh=True)
-
-        yield on_progress

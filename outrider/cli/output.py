@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +27,8 @@ Json = Annotated[
     str | None,
     typer.Option("--json", metavar="[FILE]", help="JSON to FILE, or to standard output, which then holds only JSON."),
 ]
+
+Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="A page with plots, of one file.")]
 
 
 def out() -> Console:
@@ -58,6 +62,53 @@ def check_json(target: str | None) -> None:
         raise InputError(f"--json {target}: is a folder; give a file name in it")
     if not path.parent.is_dir():
         raise InputError(f"--json {target}: the folder {path.parent} does not exist; create it first")
+
+
+def check_html(html: str | None) -> Path | None:
+    """What would stop the page from being written is said before the work, not after it."""
+    if html is None:
+        return None
+    from outrider.bench.plots import check_matplotlib
+
+    check_matplotlib()
+    path = Path(html)
+    if path.is_dir():
+        raise InputError(f"--html {html}: is a folder; give a file name in it")
+    if not path.parent.is_dir():
+        raise InputError(f"--html {html}: the folder {path.parent} does not exist; create it first")
+    return path
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """On standard error, where that is a terminal: done, total, what is being done."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = err()
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    # Drawn between runs only: a thread that draws by itself would take time from what is measured.
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def on_progress(done: int, total: int, doing: str) -> None:
+            bar.update(task, completed=done, total=total, description=doing or None, refresh=True)
+
+        yield on_progress
 
 
 def _finite(value: Any) -> Any:

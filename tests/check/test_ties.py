@@ -1,0 +1,86 @@
+"""Near ties: what counts as one, how many are too many, and the reference that all runs are held against."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import poisson
+
+from outrider.check.reference import Answer, Job, Plain
+from outrider.check.ties import Comparison, Precision, measure, poisson_limit
+from outrider.models import LoadedModel
+from outrider.params import SamplingParams
+
+
+def nobody(label: str, tokens: int) -> None:
+    pass
+
+
+def answer(tokens: list[int], margins: list[float], name: str = "a") -> Answer:
+    job = Job(name, (1, 2), SamplingParams(max_new_tokens=len(tokens), seed=0))
+    return Answer(job, tokens, np.array(margins), np.zeros((0, 0), np.int64), np.zeros((0, 0)))
+
+
+NOISE = Precision(np.linspace(0, 5e-6, 1001), 1001)  # bound 1e-5
+
+
+def compared(answers: list[Answer], *texts: list[int]) -> Comparison:
+    comparison = Comparison(NOISE, answers)
+    comparison.add("run", [(a, a.tokens) for a in answers], list(texts), steps=1)
+    return comparison
+
+
+def test_equal_texts_pass() -> None:
+    comparison = compared([answer([5, 6, 7], [1.0, 1.0, 1.0])], [5, 6, 7])
+    assert comparison.passed and not comparison.divergences and comparison.runs[0].identical == 1
+
+
+def test_difference_at_a_clear_margin_refutes() -> None:
+    comparison = compared([answer([5, 6, 7], [1.0, 2e-5, 1.0])], [5, 9, 9])
+    assert not comparison.passed and comparison.refuting[0].position == 1
+
+
+def test_difference_within_the_noise_is_a_tie_and_hides_what_follows() -> None:
+    comparison = compared([answer([5, 6, 7], [1.0, 1e-6, 1.0])], [5, 9, 9])
+    assert comparison.passed and comparison.ties == 1 and len(comparison.divergences) == 1
+
+
+def test_ending_early_is_never_a_tie() -> None:
+    assert not compared([answer([5, 6, 7], [0.0, 0.0, 0.0])], [5, 6]).passed
+    assert not compared([answer([5, 6], [0.0, 0.0])], [5, 6, 7]).passed
+
+
+def test_more_ties_than_predicted_refute() -> None:
+    """Margins so close to the bound that a flip is a rare event, and yet every text flips there."""
+    answers = [answer([5, 6], [1.0, 9e-6], str(i)) for i in range(20)]
+    comparison = compared(answers, *([5, 9] for _ in answers))
+    assert not comparison.refuting and comparison.expected_ties < 0.1
+    assert comparison.ties == 20 > comparison.tie_limit and not comparison.passed
+
+
+def test_one_tie_in_several_runs_counts_once() -> None:
+    one = answer([5, 6], [1.0, 1e-6])
+    comparison = compared([one], [5, 9])
+    comparison.add("another run", [(one, one.tokens)], [[5, 9]], steps=1)
+    assert comparison.ties == 1 and len(comparison.divergences) == 2
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e-3, 0.7, 12.0])
+def test_limit_is_the_poisson_quantile(mean: float) -> None:
+    assert poisson_limit(mean, 1e-4) == int(poisson.isf(1e-4, mean)) if mean else poisson_limit(mean, 1e-4) == 0
+
+
+def test_reference_is_what_generate_says(tiny_llama: LoadedModel) -> None:
+    plain = Plain(tiny_llama.model, 64)
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True, seed=0)
+    said = plain.decode(Job("a", (3, 1, 4, 1, 5), params), nobody)
+    want = tiny_llama.model.generate(
+        torch.tensor([[3, 1, 4, 1, 5]]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert said.tokens == want[0, 5:].tolist()
+    noise = measure(plain, [said], nobody)
+    assert 0 < noise.bound < 1e-3 and noise.positions == 30
+    assert (said.margins > 0).all()
+    assert torch.allclose(plain.rows((3, 1, 4, 1, 5), said.tokens).topk(2).values.diff(dim=1).abs().flatten().double(),
+                          torch.from_numpy(said.margins), atol=1e-3)  # fmt: skip
