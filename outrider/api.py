@@ -104,13 +104,14 @@ class Outrider:
             if not prompt:
                 raise InputError("the prompt is empty; give at least one character")
             return list(self.tokenizer(prompt)["input_ids"])
-        items = list(prompt)
-        if items and isinstance(items[0], Mapping):
-            return self.encode_chat(cast(list[Message], items))
         try:
+            items = list(prompt)
+            if items and isinstance(items[0], Mapping):
+                return self.encode_chat(cast(list[Message], items))
             return [int(cast(int, item)) for item in items]
         except (TypeError, ValueError):
-            raise InputError(f"cannot use {items[:1]!r} as a prompt; give a text, token ids or chat messages") from None
+            kind = type(prompt).__name__
+            raise InputError(f"cannot use a {kind} as a prompt; give a text, token ids or chat messages") from None
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         if not messages:

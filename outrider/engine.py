@@ -50,7 +50,7 @@ class Engine:
         self.closed = False
         self._turn = threading.Lock()
         self._logged: set[str] = set()
-        self._tail = 0.0  # seconds the last step spent after its own timing was taken; counted in the next one
+        self._tail = 0.0  # seconds the last step spent after its timing was taken; the next step counts them
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, recipe: Recipe | None = None, *,
@@ -123,7 +123,7 @@ class Engine:
             )
         for s in [s for s in batch if s.done]:
             self._leave(s, s.finish or FinishReason.STOP)
-        self._tail = clock() - observed
+        self._tail = clock() - observed if self.running else 0.0
 
     def _budgets(self, batch: list[Running]) -> dict[int, Budget]:
         """Per slot, decided before anything is drawn: what the controller wants, within what can still be used."""

@@ -34,8 +34,9 @@ from outrider import dropin, methods
 from outrider.control.fixed import Fixed
 from outrider.draft.forced import Forced
 from outrider.errors import InputError, OutriderError, UnknownName, UnsupportedModel
-from outrider.methods import MethodInfo, NoOptions, Parts
+from outrider.methods import MethodInfo, Parts
 from outrider.protocols import Budget, Recipe
+from outrider.recipes.basic import NoOptions
 from outrider.verify.invariant import Invariant
 
 VOCAB, CONTEXT, PAD, EOS = 61, 96, 0, 2

@@ -15,6 +15,7 @@ from outrider.cli import app
 from outrider.control.fixed import Fixed
 from outrider.draft.prompt_lookup import PromptLookup
 from outrider.protocols import Budget, Recipe
+from outrider.recipes.basic import NoOptions
 from outrider.verify.invariant import Invariant
 
 FIGURES = {
@@ -125,7 +126,7 @@ def interrupting() -> Iterator[str]:
                 raise KeyboardInterrupt
 
     info = methods.MethodInfo(
-        "interrupting", "", "-", "test", True, "nothing", methods.NoOptions,
+        "interrupting", "", "-", "test", True, "nothing", NoOptions,
         lambda parts, options: Recipe("interrupting", Pressing(), Invariant(), Fixed(Budget(0, 0))),
     )  # fmt: skip
     methods.register(info)

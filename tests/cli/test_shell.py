@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outrider.cli.shell import fill_json
+from outrider.cli.shell import fill_optional
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 SLOW_ENGINE = """
@@ -56,7 +56,7 @@ def interrupt_after_first_text(process: subprocess.Popen[str]) -> tuple[int, str
     ],
 )
 def test_json_without_a_value_means_standard_output(args: str, filled: list[str]) -> None:
-    assert fill_json(args.split()) == filled
+    assert fill_optional(args.split()) == filled
 
 
 def test_help_and_version_import_no_heavy_library() -> None:
