@@ -26,7 +26,7 @@ test: lint
 	$(PYTEST)
 
 test-slow: setup
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --dist loadscope --durations=10
 
 lint: setup
 	$(BIN)/ruff check .
