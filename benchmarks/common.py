@@ -14,7 +14,7 @@ from rich.console import Console
 
 import outrider
 from outrider.api import Outrider
-from outrider.bench.compare import Plan, compare, per_group
+from outrider.bench.compare import Comparison, Plan, compare, per_group
 from outrider.bench.contenders import Contender
 from outrider.bench.figures import result
 from outrider.bench.report import terminal
@@ -47,13 +47,20 @@ def measure(
     args: argparse.Namespace, engine: Outrider, prompts: Sequence[Prompt], contenders: Sequence[Contender],
     temperature: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
+    return result(compared(args, engine, prompts, contenders, temperature))
+
+
+def compared(
+    args: argparse.Namespace, engine: Outrider, prompts: Sequence[Prompt], contenders: Sequence[Contender],
+    temperature: float = 0.0,
+) -> Comparison:  # fmt: skip
     params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=temperature, seed=1)
     source = Path(args.prompts).name if args.prompts else "built-in"
     comparison = compare(engine, prompts, contenders, Plan(params, args.rounds), source, _progress)
     if not comparison.complete:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130)
-    return result(comparison)
+    return comparison
 
 
 def give(args: argparse.Namespace, payload: dict[str, Any], lines: Sequence[str], *results: dict[str, Any]) -> None:
