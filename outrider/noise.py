@@ -131,6 +131,12 @@ class StreamNoise:
     def pick(self, probs: Tensor, depth: int) -> int:
         return race(probs, key(self.seed, self.sample, TARGET, self.position + depth))
 
+    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], depth: int, count: int) -> list[int]:
+        counters = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        bits = _words(key(self.seed, self.sample, TARGET, self.position + depth), counters)
+        times = -np.log1p(-_uniform(bits)) / np.maximum(probs, 1e-300)
+        return np.argsort(times, kind="stable")[:count].tolist()
+
     def _key(self, node: int, draw: int, use: int) -> int:
         return key(node, draw, use, after=_step_key(self.seed, self.sample, self.stream, self.step))
 
@@ -161,7 +167,11 @@ def inverse(weights: Tensor | NDArray[np.float64], u: float) -> int:
 
 def _bits(stream: int, count: int) -> NDArray[np.uint64]:
     """[count] the generator's words at counters 0 .. count of one key."""
-    x = _host_counters(count) + np.uint64(stream)
+    return _words(stream, _host_counters(count))
+
+
+def _words(stream: int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = counters + np.uint64(stream)
     y = x >> np.uint64(30)
     x ^= y
     x *= np.uint64(_MIX1)

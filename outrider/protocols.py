@@ -140,6 +140,14 @@ class Noise(Protocol):
         ...
 
 
+class SharedNoise(Noise, Protocol):
+    """What a drafter with `shared_noise` asks besides: how the target's own race would end under the draft's law."""
+
+    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], depth: int, count: int) -> list[int]:
+        """Places of the tokens that `pick` would choose first, in that order."""
+        ...
+
+
 class Target(Protocol):
     """Runs the model. All methods change state except `length`."""
 

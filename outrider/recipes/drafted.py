@@ -37,7 +37,7 @@ class ChainOptions:
     budget: int = option(5, "most candidates a step")
     width: int = option(256, WIDTH_HELP)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
-    verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
+    verifier: VerifierName = option("rejection", "acceptance rule; with the invariant one the draft shares its noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,9 @@ def _chain(name: str) -> Callable[[Parts, ChainOptions], Recipe]:
     def build(parts: Parts, options: ChainOptions) -> Recipe:
         from outrider.grow.chain import Chain
 
+        if options.verifier == "invariant":
+            race = SharedRace((1,) * max(options.budget, 1))
+            return _drafted(name, parts, options, race, options.budget, shared=True)
         return _drafted(name, parts, options, Chain(), options.budget)
 
     return build
@@ -111,15 +114,15 @@ def _tree(name: str, grower: Callable[[Parts, Any], Grower]) -> Callable[[Parts,
     return build
 
 
-def _drafted(name: str, parts: Parts, options: Any, grower: Grower, depth: int) -> Recipe:
+def _drafted(name: str, parts: Parts, options: Any, grower: Grower, depth: int, shared: bool = False) -> Recipe:
     from outrider.draft.grown import Grown
     from outrider.draft.model import ModelSource
 
     at_least("width", options.width, 1)
     source = ModelSource(parts.runtime(_draft(parts, options.draft, options.layers)), options.width)
-    sampled = options.verifier != "invariant"
+    sampled = shared or options.verifier != "invariant"
     budget = controller(options.controller, options.budget, depth)
-    return Recipe(name, Grown(source, grower, sampled), verifier(options.verifier), budget)
+    return Recipe(name, Grown(source, grower, sampled, shared), verifier(options.verifier), budget)
 
 
 def _draft(parts: Parts, named: str, layers: int) -> Any:

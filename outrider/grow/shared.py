@@ -1,0 +1,58 @@
+"""Shared noise: candidates in the order in which they would win under the draft's law with the target's own noise.
+
+At each position the target's token is the winner of a race whose noise depends on the seed and the position alone. The
+draft runs the same race with its own law, so where the laws are close the winners agree; the first few to arrive become
+children. Lossless with the drafter-invariant rule, which alone decides; every coupled rule refuses such a drafter.
+Without noise the likeliest tokens are taken. Cost: one source call a level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from outrider.grow.drawing import likeliest
+from outrider.grow.growth import Growth, unroll
+from outrider.protocols import Budget, Noise, SharedNoise, Source, StepRecord
+from outrider.tree import QRow, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRace:
+    expansion: tuple[int, ...] = (1, 1, 1, 1)  # children at each depth
+
+    def grow(
+        self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
+        noise: Sequence[Noise | None],
+    ) -> list[TokenTree]:  # fmt: skip
+        rules = [
+            _Race(Growth(token, budget & Budget(budget.nodes, len(self.expansion)), own), self.expansion)
+            for token, budget, own in zip(pending, budgets, noise, strict=True)
+        ]
+        unroll(source, slots, rules)
+        return [rule.growth.tree(source.name) for rule in rules]
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        """Learns nothing."""
+
+
+@dataclass(slots=True)
+class _Race:
+    growth: Growth
+    expansion: tuple[int, ...]
+
+    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
+        children: list[int] = []
+        for node, law in zip(nodes, laws, strict=True):
+            depth, noise = self.growth.depths[node], self.growth.noise
+            count = min(self.expansion[depth], self.growth.room)
+            if count < 1:
+                break
+            if noise is None:
+                proposals = likeliest(law, count, noise, node)
+            else:
+                order = cast(SharedNoise, noise).first(law.ids, law.probs, depth, count)
+                proposals = [(int(law.ids[i]), None) for i in order]
+            children += self.growth.propose(node, proposals) if proposals else []
+        return children
