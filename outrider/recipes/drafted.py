@@ -97,6 +97,7 @@ class CostAwareOptions(TreeOptions):
 def _chain(name: str) -> Callable[[Parts, ChainOptions], Recipe]:
     def build(parts: Parts, options: ChainOptions) -> Recipe:
         from outrider.grow.chain import Chain
+        from outrider.grow.shared import SharedRace
 
         if options.verifier == "invariant":
             race = SharedRace((1,) * max(options.budget, 1))
