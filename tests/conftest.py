@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.errors import OutriderError
 from outrider.models import LoadedModel, load_model
+
+# No deadlines: machines are noisy. A continuous integration run repeats the same examples; elsewhere they are fresh.
+settings.register_profile("fresh", deadline=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable" if os.environ.get("CI") else "fresh")
 
 
 @pytest.fixture(scope="session")
