@@ -51,7 +51,8 @@ def main() -> None:
     args = parser.parse_args()
     chosen = per_group(read_prompts(args.prompts) if args.prompts else built_in_prompts(), args.limit)
     rows: list[dict[str, Any]] = []
-    with outrider.load(args.model, method="plain", device=args.device, dtype=args.dtype, max_slots=60) as engine:
+    limits = {"max_slots": 64, "max_context": 2304, "cache_bytes": 16 << 30}  # room for all prompts at once
+    with outrider.load(args.model, method="plain", device=args.device, dtype=args.dtype, **limits) as engine:
         prompts = [engine.encode_chat(p.conversation([])) for p in chosen]
         for budget in map(int, args.budgets.split(",")):
             for label, (method, options) in contenders(budget).items():
