@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.bench.compare import common_settings
 from outrider.bench.machine import machine
 from outrider.bench.reach import SCHEMES as ONE_TOKEN
 from outrider.bench.reach import Array, chain_tokens, hits, part_of, tree_tokens
@@ -267,17 +268,9 @@ def _settings(
         "model": _shown(engine.loaded.name),
         "draft": _shown(made.draft) or _default_draft(engine, made.layers),
         "width": made.width,
-        "device": str(engine.target.device),
-        "dtype": str(engine.loaded.model.dtype).removeprefix("torch."),
         "prompts": source,
         "count": len(prompts),
-        "max_new_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repetition_penalty": params.repetition_penalty,
-        "seed": params.seed,
+        **common_settings(engine, params),
         "positions": plan.positions,
         "chain": plan.chain,
         "tree": plan.tree,

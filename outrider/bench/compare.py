@@ -251,6 +251,21 @@ def _look_up_gaps(engine: Outrider, comparison: Comparison, plan: Plan) -> None:
             comparison.differences[at] = replace(difference, gap=best[0] - best[1])
 
 
+def common_settings(engine: Outrider, params: SamplingParams) -> dict[str, Any]:
+    """What every report of generated text states: where it ran and how it was sampled."""
+    return {
+        "device": str(engine.target.device),
+        "dtype": str(engine.loaded.model.dtype).removeprefix("torch."),
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "seed": params.seed,
+    }
+
+
 def _settings(engine: Outrider, prompts: Sequence[Prompt], plan: Plan, source: str) -> dict[str, Any]:
     groups: dict[str, int] = {}
     for prompt in prompts:
@@ -259,17 +274,9 @@ def _settings(engine: Outrider, prompts: Sequence[Prompt], plan: Plan, source: s
     params = plan.params
     return {
         "model": Path(name).name if Path(name).is_absolute() else name,
-        "device": str(engine.target.device),
-        "dtype": str(engine.loaded.model.dtype).removeprefix("torch."),
         "prompts": source,
         "groups": groups,
-        "max_new_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repetition_penalty": params.repetition_penalty,
-        "seed": params.seed,
+        **common_settings(engine, params),
         "ignore_eos": params.ignore_eos,
         "rounds": plan.rounds,
         "batch": plan.batch,

@@ -24,18 +24,15 @@ from outrider.recipes.common import (
     verifier,
 )  # fmt: skip
 
-DRAFT_HELP = "draft model: hub id, folder or .gguf; empty: the one shipped for this target, or its first layers"
-LAYERS_HELP = "draft with this many of the target's first layers; 0: the shipped draft, or a quarter of them"
-WIDTH_HELP = "how many of the likeliest tokens a draft row keeps"
 A_DRAFT = "a draft model (default: shipped, or the target's first layers)"
 
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    draft: str = option("", DRAFT_HELP)
-    layers: int = option(0, LAYERS_HELP)
+    draft: str = option("", "hub id, folder or .gguf; empty: the draft shipped for this target, or its first layers")
+    layers: int = option(0, "draft with so many of the target's first layers; 0: the shipped draft, or a quarter")
     budget: int = option(5, "most candidates a step")
-    width: int = option(256, WIDTH_HELP)
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("rejection", "acceptance rule; with the invariant one the draft shares its noise")
 
@@ -46,13 +43,9 @@ class BlockOptions(ChainOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class TreeOptions:
-    draft: str = option("", DRAFT_HELP)
-    layers: int = option(0, LAYERS_HELP)
+class TreeOptions(ChainOptions):
     budget: int = option(16, "most candidates a step")
     depth: int = option(5, "how deep a tree may be")
-    width: int = option(256, WIDTH_HELP)
-    controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("recursive", "acceptance rule; the invariant one drafts without sampling")
 
 
