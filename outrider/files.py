@@ -9,13 +9,13 @@ from pathlib import Path
 from outrider.errors import InputError
 
 
-def write_atomic(path: Path, content: str) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Replaces the file in one move; a failure leaves the old one."""
     try:
         handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
             os.chmod(scratch, 0o666 & ~_umask())
             os.replace(scratch, path)
         except BaseException:

@@ -36,6 +36,7 @@ class SamplingParams:
     max_new_tokens: int = 128
     n: int = 1  # samples a prompt
     logprobs: int | None = None  # how many top alternatives to report beside the chosen token
+    prediction: tuple[int, ...] = ()  # the output the caller expects, as ids: a draft, it never changes the text
 
     def __post_init__(self) -> None:
         self._set("temperature", _real("temperature", self.temperature, "use 0 for greedy or a positive number"))
@@ -64,6 +65,7 @@ class SamplingParams:
                 raise InputError(f"seed={self.seed}: use a seed below 2**64")
         self._set("stop", _stops(self.stop))
         self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        self._set("prediction", _ids("prediction", self.prediction))
         if not isinstance(self.ignore_eos, bool):
             raise InputError(f"ignore_eos={self.ignore_eos!r}: use True or False")
         self._set("min_new_tokens", _whole("min_new_tokens", self.min_new_tokens, 0, "use 0 for no minimum"))

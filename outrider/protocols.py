@@ -6,9 +6,9 @@ change state say so; the records are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -107,6 +107,8 @@ class Context(Protocol):
     def tokens(self) -> NDArray[np.int64]: ...  # prompt and output, a view; do not keep it across steps
     @property
     def temperature(self) -> float: ...
+    @property
+    def prediction(self) -> Sequence[int]: ...  # what the caller expects the output to be; empty: nothing said
     def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
         """The draft's law after `path`: warped as the target's rows are, cut to the `width` likeliest, renormalised."""
         ...
@@ -217,6 +219,19 @@ class Drafter(Protocol):
     def end(self, slot: int) -> None: ...
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]: ...
     def observe(self, slot: int, record: StepRecord) -> None: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A drafter (or source) whose memory outlives a request: bounded in bytes, kept as plain arrays, private if asked.
+
+    Optional: whoever saves, loads or resets memory looks for these methods on the recipe's drafter. A part that holds
+    others answers for them, with their names in front.
+    """
+
+    def memory(self) -> dict[str, NDArray[Any]]: ...  # all that is worth keeping; copies or read-only views
+    def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None: ...  # replaces what is there; InputError: no fit
+    def forget(self) -> None: ...  # as new; running sequences go on
 
 
 class Verifier(Protocol):

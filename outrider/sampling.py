@@ -55,7 +55,11 @@ class History:
         self._prefix_lengths = sorted({len(prefix) for prefix in self._endings})
         edits = (self._seen is not None, self._said is not None, params.logit_bias, params.bad_words)
         self._always = any(edits) or constraint is not None  # something changes every row before the temperature
-        for name, ids in (("logit_bias", params.logit_bias), ("bad_words", sum(params.bad_words, ()))):
+        for name, ids in (
+            ("logit_bias", params.logit_bias),
+            ("bad_words", sum(params.bad_words, ())),
+            ("prediction", params.prediction),
+        ):
             if (largest := max(ids, default=0)) >= vocab_size:
                 raise InputError(f"{name} names token id {largest}: the largest id of this model is {vocab_size - 1}")
 
@@ -67,6 +71,10 @@ class History:
     @property
     def temperature(self) -> float:
         return self.params.temperature
+
+    @property
+    def prediction(self) -> Sequence[int]:
+        return self.params.prediction
 
     @property
     def generated(self) -> int:

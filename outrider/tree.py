@@ -67,11 +67,13 @@ class TokenTree:
     parents: NDArray[np.int64]  # [N + 1], -1 for node 0
     draws: tuple[tuple[Draw, ...], ...]  # per node, in the order they were made
     origins: tuple[str, ...] = ()  # per node: which drafter proposed it; empty means unnamed
+    weights: NDArray[np.float64] | None = None  # per node: the drafter's guess that the path down to it is accepted
     depths: NDArray[np.int64] = field(init=False)  # [N + 1], 0 for node 0
 
     def __post_init__(self) -> None:
         rows = len(self.tokens)
         assert rows >= 1 and len(self.parents) == rows and len(self.draws) == rows, "one entry a node"
+        assert self.weights is None or len(self.weights) == rows, "one weight a node"
         object.__setattr__(self, "depths", _depths(self.parents))
 
     def __len__(self) -> int:
@@ -164,7 +166,8 @@ class TokenTree:
         )
         parents = np.array([index[int(self.parents[i])] for i in order], dtype=np.int64)
         origins = tuple(self.origins[i] for i in order) if self.origins else ()
-        return TokenTree(self.tokens[order], parents, draws, origins)
+        weights = self.weights[order] if self.weights is not None else None
+        return TokenTree(self.tokens[order], parents, draws, origins, weights)
 
 
 def root(pending: int) -> TokenTree:
@@ -198,17 +201,23 @@ def from_paths(pending: int, paths: Iterable[Sequence[int]], origin: str = "") -
     return fixed(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64), origin)
 
 
-def fixed(tokens: NDArray[np.int64], parents: NDArray[np.int64], origin: str = "") -> TokenTree:
+def fixed(
+    tokens: NDArray[np.int64], parents: NDArray[np.int64], origin: str = "",
+    weights: NDArray[np.float64] | None = None,
+) -> TokenTree:  # fmt: skip
     """A tree of point masses; each child is one draw of its parent, in storage order."""
     draws: list[list[Draw]] = [[] for _ in tokens]
     for i in range(1, len(tokens)):
         draws[parents[i]].append(Draw(int(tokens[i]), i, None))
     origins = ("",) + (origin,) * (len(tokens) - 1) if origin else ()
-    return TokenTree(tokens, parents, tuple(map(tuple, draws)), origins)
+    return TokenTree(tokens, parents, tuple(map(tuple, draws)), origins, weights)
 
 
 def merge(first: TokenTree, second: TokenTree) -> TokenTree:
-    """Both trees in one: shared nodes become one, draws are concatenated there, sampled ones before point masses."""
+    """Both trees in one: shared nodes become one, draws are concatenated there, sampled ones before point masses.
+
+    A shared node keeps the larger weight; weights are lost where either tree has none.
+    """
     assert first.tokens[0] == second.tokens[0], "both trees hang on the same pending token"
     tokens, parents = first.tokens.tolist(), first.parents.tolist()
     draws = [list(d) for d in first.draws]
@@ -227,7 +236,12 @@ def merge(first: TokenTree, second: TokenTree) -> TokenTree:
     for i, own in enumerate(second.draws):
         draws[place[i]].extend(Draw(d.token, place[d.child] if d.child >= 0 else NOTHING, d.row) for d in own)
     ordered = tuple(tuple(sorted(d, key=lambda draw: draw.row is None)) for d in draws)  # sorted() is stable
-    return TokenTree(np.array(tokens), np.array(parents), ordered, tuple(origins) if any(origins) else ())
+    weights = None
+    if first.weights is not None and second.weights is not None:
+        weights = np.zeros(len(tokens))
+        weights[: len(first)] = first.weights
+        np.maximum.at(weights, place, second.weights)
+    return TokenTree(np.array(tokens), np.array(parents), ordered, tuple(origins) if any(origins) else (), weights)
 
 
 def law_of(draws: Sequence[Draw]) -> Law:

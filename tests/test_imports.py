@@ -11,7 +11,17 @@ import outrider
 
 PACKAGE = Path(outrider.__file__).parent
 
-CONTRACT = {"errors", "tree", "protocols", "sampling", "params", "noise"}  # all that a method may know
+# all that a method may know
+CONTRACT = {
+    "errors",
+    "tree",
+    "protocols",
+    "sampling",
+    "params",
+    "noise",
+    "files",
+    "compiled",
+}
 CORE = CONTRACT | {"generation", "text", "sequence"}  # what the engine may know besides
 MIDDLE = {"target", "draft", "grow", "verify", "control", "constrain"}  # one file a method; concrete
 TOP = {"check", "bench", "cli", "serve", "train"}  # may import everything below

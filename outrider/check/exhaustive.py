@@ -181,6 +181,7 @@ class _Text:
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
     temperature: float = 1.0
+    prediction: tuple[int, ...] = ()
 
     def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
         raise AssertionError("a toy's laws are tables")

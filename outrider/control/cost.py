@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ import torch
 from platformdirs import user_cache_path
 
 from outrider.errors import InputError
+from outrider.files import write_atomic
 from outrider.protocols import Needs, Target
 from outrider.tree import TokenTree, fixed
 
@@ -125,10 +125,8 @@ def stored(
     curve = measure(target, rows, batches, contexts, repeats)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({"identity": identity, "curve": asdict(curve)}), encoding="utf-8")
-        scratch.replace(path)  # whole or not at all
-    except OSError as error:
+        write_atomic(path, json.dumps({"identity": identity, "curve": asdict(curve)}))
+    except (OSError, InputError) as error:
         log.warning("the cost curve could not be stored, it will be measured again: %s", error)
     return curve
 
