@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from outrider import methods
 from outrider.engine import Engine, Handle
 from outrider.errors import InputError
 from outrider.generation import Generation
+from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
 from outrider.protocols import Recipe, Target
 from outrider.sampling import SamplingParams
@@ -38,20 +40,22 @@ def load(
     max_context: int | None = None,
     cache_bytes: int = 4 << 30,
     strict: bool = False,
+    memory: str | Path | None = None,
 ) -> Outrider:
     """Make a model ready to generate with a method.
 
     `model` is the embedded "smollm2", a hub id, a folder, a .gguf file or a loaded transformers model. `options` are
     the method's own (`outrider methods` lists them). `max_slots` sequences run at once and the rest wait; the cache is
     bounded by them, by `max_context` positions a sequence and by `cache_bytes`. `strict` raises a drafter's error
-    instead of going on without it.
+    instead of going on without it. `memory` is a file in which drafters that learn find what they learnt before, and
+    leave it on `close`.
     """
     methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
     loaded = load_model(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
     limits = {"max_slots": max_slots, "max_context": max_context, "cache_bytes": cache_bytes}
-    return Outrider(loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code)
+    return Outrider(loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory)
 
 
 class Outrider:
@@ -60,8 +64,11 @@ class Outrider:
     def __init__(
         self, loaded: LoadedModel, method: str = methods.DEFAULT, options: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None, *, strict: bool = False, trust_remote_code: bool = False,
+        memory: str | Path | None = None,
     ) -> None:  # fmt: skip
         self.loaded, self.method = loaded, method
+        self._memory = Path(memory) if memory is not None else None
+        self._kept = read_memory(self._memory, loaded.fingerprint) if self._memory else {}
         self._limits = dict(limits or {})
         self.target: Target = self._runtime(loaded.model)
         self._parts = methods.Parts(
@@ -73,7 +80,7 @@ class Outrider:
             ),
             lambda model: self._runtime(model, max_context=self.target.max_context),
         )  # fmt: skip
-        self._recipes: dict[str, Recipe] = {method: methods.build(method, self._parts, options)}
+        self._recipes: dict[str, Recipe] = {method: self._build(method, options)}
         decode = token_decoder(loaded.tokenizer) if loaded.tokenizer is not None else None
         self.engine = Engine(
             self.target, self._recipes[method], eos_ids=loaded.eos_ids, decode=decode, strict=strict
@@ -93,10 +100,23 @@ class Outrider:
         """The method made ready for this target: built once and kept, or afresh where options are given."""
         name = method or self.method
         if options:
-            return methods.build(name, self._parts, options)
+            return self._build(name, options)
         if name not in self._recipes:
-            self._recipes[name] = methods.build(name, self._parts)
+            self._recipes[name] = self._build(name)
         return self._recipes[name]
+
+    def _build(self, name: str, options: Mapping[str, Any] | None = None) -> Recipe:
+        recipe = methods.build(name, self._parts, options)
+        recall(recipe.drafter, self._kept)
+        return recipe
+
+    def save_memory(self, path: str | Path | None = None) -> None:
+        """Keep what the drafters learnt, in `path` or the file that was given to `load`."""
+        where = Path(path) if path is not None else self._memory
+        if where is None:
+            raise InputError("there is no file for the memory; give one here or to load(memory=...)")
+        self._kept |= collect(recipe.drafter for recipe in self._recipes.values())
+        write_memory(where, self._kept, self.loaded.fingerprint)
 
     def encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
         """Token ids of a text, of chat messages (through the chat template), or of ids as they are."""
@@ -183,8 +203,10 @@ class Outrider:
             handle.cancel()
 
     def close(self) -> None:
-        """Cancel what runs and free the cache."""
+        """Cancel what runs, free the cache, and keep the memory where a file was given for it."""
         self.engine.close()
+        if self._memory is not None:
+            self.save_memory()
 
     def __enter__(self) -> Outrider:
         return self

@@ -38,6 +38,10 @@ class ModelOptions:
         False
     )
 
+    memory: Annotated[
+        str | None, _model("--memory", metavar="FILE", help="Keep what drafters learn in this file, and use it.")
+    ] = None
+
     def load(self) -> Any:
         """The engine, ready to use; a context manager."""
         options = parse_options(self.option)
@@ -47,7 +51,7 @@ class ModelOptions:
         methods.parse_options(methods.find(self.method), options)  # a typo should not cost a model load
         return outrider.load(
             self.model, method=self.method, device=self.device, dtype=self.dtype, revision=self.revision,
-            trust_remote_code=self.trust_remote_code, options=options,
+            trust_remote_code=self.trust_remote_code, options=options, memory=self.memory,
         )  # fmt: skip
 
 
