@@ -1,11 +1,15 @@
-"""What recipes share: acceptance rules and controllers by name, and checks of option values."""
+"""What recipes share: acceptance rules and controllers by name, the target's cost, and checks of option values."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from outrider.errors import InputError
+from outrider.methods import Parts
 from outrider.protocols import Budget, Controller, Verifier
+
+if TYPE_CHECKING:
+    from outrider.control.cost import CostCurve
 
 VerifierName = Literal[
     "invariant", "rejection", "recursive", "naive", "k-seq", "optimal", "transport", "block", "traversal"
@@ -64,6 +68,14 @@ def controller(name: str, nodes: int, depth: int | None = None) -> Controller:
 
     at_least("budget", nodes, 0)
     return Fixed(Budget(nodes, depth or nodes))
+
+
+def cost_curve(parts: Parts) -> CostCurve:
+    """What a step of this target takes on this machine; measured the first time, then kept."""
+    from outrider.control.cost import stored
+
+    runtime = f"{type(parts.target).__name__} {parts.loaded.model.dtype}"
+    return stored(parts.target, parts.loaded.fingerprint, runtime)
 
 
 def at_least(name: str, value: int, least: int) -> None:

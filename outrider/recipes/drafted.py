@@ -20,6 +20,7 @@ from outrider.recipes.common import (
     VerifierName,
     at_least,
     controller,
+    cost_curve,
     expansion,
     verifier,
 )  # fmt: skip
@@ -187,12 +188,9 @@ def _top_plus_one(parts: Parts, options: KAryOptions) -> Grower:
 
 
 def _cost_aware(parts: Parts, options: CostAwareOptions) -> Grower:
-    from outrider.control.cost import stored
     from outrider.grow.cost_aware import CostAware
 
-    runtime = f"{type(parts.target).__name__} {parts.loaded.model.dtype}"
-    curve = stored(parts.target, parts.loaded.fingerprint, runtime)
-    return CostAware(curve.seconds, length=parts.target.length, depth=options.depth)
+    return CostAware(cost_curve(parts).seconds, length=parts.target.length, depth=options.depth)
 
 
 def _info(

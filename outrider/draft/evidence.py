@@ -1,0 +1,141 @@
+"""Evidence: how likely a candidate is, from which drafters propose it and how sure they are, learnt on line.
+
+Drafters' own guesses cannot be compared: a token copied from one occurrence and a table's favourite both claim 0.9.
+Each candidate is therefore judged by its *kind* (the set of drafters that propose it, how strongly, and how near the
+root), and each kind by how often such candidates turned out right. Every emitted token judges the candidates of its
+place, also those that were cut or not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.compiled import compiled
+from outrider.tree import TokenTree
+
+STRENGTHS = 12  # grades of how sure a drafter is, each a factor of 1.6
+PLACES = 3  # at the root, just below, deeper
+MOST_DRAFTERS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Candidates of several trees as one trie; node 0 is the pending token."""
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    masks: NDArray[np.int64]  # bit s: drafter s proposed it
+    edges: NDArray[np.float64]  # the surest drafter's chance of it, given its parent
+    sources: NDArray[np.int64]  # that drafter
+    weights: NDArray[np.float64]  # chance that the path down to it is accepted; falls along a path
+    order: NDArray[np.int64]  # candidates, likeliest first, parents before children
+
+
+def union(trees: Sequence[TokenTree], first: int = 0) -> Union:
+    """`first` is the number of the drafter of the first tree."""
+    tokens = np.concatenate([tree.tokens for tree in trees])
+    parents = np.concatenate([tree.parents for tree in trees])
+    weights = np.concatenate([np.ones(len(tree)) if tree.weights is None else tree.weights for tree in trees])
+    sizes = np.array([len(tree) for tree in trees])
+    return Union(*_unite(tokens, parents, weights, sizes, first))
+
+
+@dataclass(slots=True)
+class Evidence:
+    drafters: int
+    trust: float = 6.0  # observations that the drafters' own word counts for
+    keep: float = 0.98  # how much of a kind's record each new observation of it leaves
+    counts: NDArray[np.float64] = field(init=False)  # [set of drafters, place, strength, (offered, right)]
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.drafters <= MOST_DRAFTERS, "the table grows with the sets of drafters"
+        self.counts = np.zeros((1 << self.drafters, PLACES, STRENGTHS, 2))
+
+    def weigh(self, own: Union) -> Union:
+        weights = _weigh(own.parents, own.depths, own.masks, own.edges, self.counts, self.trust)
+        return replace(own, weights=weights, order=1 + np.argsort(-weights[1:], kind="stable"))
+
+    def learn(self, own: Union, emitted: Sequence[int]) -> None:
+        """Changes state: the text went on with these tokens."""
+        text = np.array(emitted, dtype=np.int64)
+        _learn(own.tokens, own.parents, own.depths, own.masks, own.edges, text, self.counts, self.keep)
+
+
+@compiled
+def _unite(tokens, parents, weights, sizes, first):  # type: ignore[no-untyped-def]
+    most = len(tokens)
+    out_tokens = np.empty(most, np.int64)
+    out_parents = np.empty(most, np.int64)
+    depths = np.zeros(most, np.int64)
+    masks = np.zeros(most, np.int64)
+    edges = np.zeros(most, np.float64)
+    sources = np.zeros(most, np.int64)
+    child = np.full(most, -1, np.int64)  # a node's newest child, and each child's older sibling
+    older = np.full(most, -1, np.int64)
+    place = np.zeros(most, np.int64)
+    out_tokens[0], out_parents[0], edges[0], count, base = tokens[0], -1, 1.0, 1, 0
+    for tree in range(len(sizes)):
+        for i in range(base + 1, base + sizes[tree]):
+            above = base + parents[i]
+            parent = place[above] if parents[i] > 0 else 0
+            edge = min(max(weights[i] / max(weights[above], 1e-12), 1e-6), 1.0)
+            node = child[parent]
+            while node >= 0 and out_tokens[node] != tokens[i]:
+                node = older[node]
+            if node < 0:
+                node = count
+                count += 1
+                out_tokens[node], out_parents[node], depths[node] = tokens[i], parent, depths[parent] + 1
+                older[node], child[parent] = child[parent], node
+            if edge > edges[node]:
+                edges[node], sources[node] = edge, first + tree
+            masks[node] |= 1 << (first + tree)
+            place[i] = node
+        base += sizes[tree]
+    return (
+        out_tokens[:count], out_parents[:count], depths[:count], masks[:count], edges[:count], sources[:count],
+        np.ones(count), np.arange(1, count),
+    )  # fmt: skip
+
+
+@compiled
+def _strength(edge):  # type: ignore[no-untyped-def]
+    return min(int(-np.log(edge) / 0.47), STRENGTHS - 1)
+
+
+@compiled
+def _weigh(parents, depths, masks, edges, counts, trust):  # type: ignore[no-untyped-def]
+    size = len(parents)
+    chance = np.empty(size)
+    among = np.zeros(size)  # of a node's children together: one of them is right at most
+    for i in range(1, size):
+        offered, right = counts[masks[i], min(depths[i], PLACES) - 1, _strength(edges[i])]
+        chance[i] = (right + trust * edges[i]) / (offered + trust)
+        among[parents[i]] += chance[i]
+    weights = np.ones(size)
+    for i in range(1, size):
+        weights[i] = weights[parents[i]] * chance[i] / max(among[parents[i]], 1.0)
+    return weights
+
+
+@compiled
+def _learn(tokens, parents, depths, masks, edges, text, counts, keep):  # type: ignore[no-untyped-def]
+    node = 0
+    for depth in range(len(text)):
+        found = -1
+        for i in range(node + 1, len(tokens)):
+            if parents[i] == node:
+                own = counts[masks[i], min(depths[i], PLACES) - 1, _strength(edges[i])]
+                right = tokens[i] == text[depth]
+                own[0] = own[0] * keep + 1.0
+                own[1] = own[1] * keep + (1.0 if right else 0.0)
+                if right:
+                    found = i
+        if found < 0:
+            return
+        node = found

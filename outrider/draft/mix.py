@@ -1,0 +1,200 @@
+"""Mix: the trees of several drafters in one, cut to the size that gives the most tokens per second.
+
+Paper: merged trees and confidence routing after TAPS (arXiv 2603.27027); as a trie, re-ranked by acceptance learnt on
+line. Lossless: ranked parts propose point masses, which may be cut; parts that draw, or are dear, are allotted their
+share before they draw and are never cut. Cost: the parts' own, and tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.draft.evidence import Evidence, Union, union
+from outrider.errors import InputError
+from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, StepRecord
+from outrider.tree import TokenTree, fixed, merge, root
+
+Seconds = Callable[[int, int], NDArray[np.float64]]  # by batch and most candidates: seconds with 0, 1, ... of them
+
+
+@dataclass(slots=True)
+class Mix:
+    ranked: Sequence[Drafter]  # cheap, point masses only: all are asked for the whole budget, the best nodes stay
+    drawn: Sequence[Drafter] = ()  # sampled or dear: each gets its share before it draws
+    seconds: Seconds | None = None  # None: the whole budget is used
+    combine: Literal["merge", "route"] = "merge"  # route: the tree of the surest part only
+    margin: float = 1.02  # how much faster than plain the estimate must be
+    name: str = "mix"
+    evidence: Evidence = field(init=False)
+    shares: Shares = field(init=False)
+    _contexts: dict[int, Context] = field(default_factory=dict)
+    _unions: dict[int, Union] = field(default_factory=dict)  # this step's candidates, before the cut
+
+    def __post_init__(self) -> None:
+        self.evidence = Evidence(len(self.ranked))
+        self.shares = Shares(len(self.drawn))
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (*self.ranked, *self.drawn)
+
+    @property
+    def shared_noise(self) -> bool:
+        return any(part.shared_noise for part in self.parts)
+
+    @property
+    def needs(self) -> Needs:
+        needs = Needs()
+        for part in self.parts:
+            needs |= part.needs
+        return needs
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+        self._contexts[slot] = context
+        hungry = sum(part.needs != Needs() for part in self.parts)
+        shared = list(chunks) if hungry > 1 else chunks  # a stream is read once
+        for part in self.parts:
+            part.begin(slot, context, shared if part.needs != Needs() else ())
+
+    def end(self, slot: int) -> None:
+        self._contexts.pop(slot, None)
+        self._unions.pop(slot, None)
+        for part in self.parts:
+            part.end(slot)
+
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+        pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
+        drawn = self._draw(slots, pending, budgets, noise)
+        offers = [part.propose(slots, budgets, noise) for part in self.ranked]
+        unions = [self._unite([trees[i] for trees in offers]) for i in range(len(slots))]
+        self._unions.update(zip(slots, unions, strict=True))
+        room = [budget.nodes - tree.candidates for budget, tree in zip(budgets, drawn, strict=True)]
+        sizes = self._sizes(unions, room, sum(tree.candidates for tree in drawn))
+        names = [part.name for part in self.ranked]
+        trees = [_tree(token, own, size, names) for token, own, size in zip(pending, unions, sizes, strict=True)]
+        return [merge(a, b) if a.candidates else b for a, b in zip(drawn, trees, strict=True)]
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        if (seen := self._unions.pop(slot, None)) is not None:
+            self.evidence.learn(seen, record.emitted)
+            self.shares.learn(record, [part.name for part in self.drawn])
+        for part in self.parts:
+            part.observe(slot, record)
+
+    def _draw(
+        self, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]
+    ) -> list[TokenTree]:
+        """The trees of the parts that draw, each within the share it was allotted before."""
+        trees = [root(token) for token in pending]
+        for number, (part, share) in enumerate(zip(self.drawn, self.shares.now(), strict=True)):
+            own = [Budget(int(budget.nodes * share), budget.depth) for budget in budgets]
+            able = [i for i, budget in enumerate(own) if min(budget.nodes, budget.depth) > 0]
+            if able:
+                apart = [cast(Noise, _Apart(noise[i], number)) for i in able]
+                made = part.propose([slots[i] for i in able], [own[i] for i in able], apart)
+                for i, tree in zip(able, made, strict=True):
+                    trees[i] = merge(trees[i], tree)
+        return trees
+
+    def _unite(self, trees: Sequence[TokenTree]) -> Union:
+        if self.combine == "merge":
+            return self.evidence.weigh(union(trees))
+        alone = [self.evidence.weigh(union([tree], first=i)) for i, tree in enumerate(trees)]
+        return max(alone, key=lambda own: float(own.weights.sum()))
+
+    def _sizes(self, unions: Sequence[Union], room: Sequence[int], already: int) -> list[int]:
+        """How many of each slot's best candidates to keep: likeliest first over the whole batch, while it pays."""
+        most = [min(len(own.order), left) for own, left in zip(unions, room, strict=True)]
+        if self.seconds is None:
+            return most
+        slot = np.repeat(np.arange(len(unions)), most)
+        worth = np.concatenate([own.weights[own.order[:count]] for own, count in zip(unions, most, strict=True)])
+        first = np.argsort(-worth, kind="stable")  # along a path weights never rise, so parents come first
+        gains = len(unions) + np.concatenate([[0.0], np.cumsum(worth[first])])
+        rates = gains / self.seconds(len(unions), already + len(worth))[already:]
+        best = int(rates.argmax())
+        if rates[best] <= self.margin * rates[0]:
+            return [0] * len(unions)
+        return np.bincount(slot[first[:best]], minlength=len(unions)).tolist()
+
+    def memory(self) -> dict[str, NDArray[Any]]:
+        kept = {"evidence": self.evidence.counts}
+        for part in self.parts:
+            if isinstance(part, Remembers):
+                kept |= {f"{part.name}/{name}": array for name, array in part.memory().items()}
+        return kept
+
+    def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        if (counts := arrays.get("evidence")) is None or counts.shape != self.evidence.counts.shape:
+            raise InputError("it belongs to another mixture of drafters; keep one file for each")
+        for part in self.parts:
+            prefix = f"{part.name}/"
+            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            if own and isinstance(part, Remembers):
+                part.remember(own)
+        self.evidence.counts[:] = counts
+
+    def forget(self) -> None:
+        self.evidence, self.shares = Evidence(len(self.ranked)), Shares(len(self.drawn))
+        for part in self.parts:
+            if isinstance(part, Remembers):
+                part.forget()
+
+
+@dataclass(slots=True)
+class Shares:
+    """Which part of the budget each drawing drafter gets: by how much of what was accepted came from it."""
+
+    count: int
+    least: float = 0.1  # enough to notice when a drafter becomes useful again
+    most: float = 0.75  # what they leave to the ranked parts
+    keep: float = 0.97
+    _won: NDArray[np.float64] = field(init=False)  # accepted tokens by drafter, the ranked ones together last
+
+    def __post_init__(self) -> None:
+        self._won = np.ones(self.count + 1)
+
+    def now(self) -> list[float]:
+        if not self.count:
+            return []
+        share = np.maximum(self._won[:-1] / self._won.sum(), self.least)
+        return (share * min(1.0, self.most / share.sum())).tolist()
+
+    def learn(self, record: StepRecord, names: Sequence[str]) -> None:
+        """Changes state: who proposed what was accepted."""
+        self._won *= self.keep
+        for node in record.verdict.path:
+            origin = record.tree.origins[node] if record.tree.origins else ""
+            self._won[names.index(origin) if origin in names else -1] += 1 - self.keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Noise of a part's own: no decision of one drafter shares its random bits with another's."""
+
+    noise: Noise
+    part: int
+
+    def coin(self, p: float, node: int, draw: int) -> bool:
+        return self.noise.coin(p, node + (self.part << 16), draw)
+
+    def draw(self, weights: Any, node: int, draw: int) -> int:
+        return self.noise.draw(weights, node + (self.part << 16), draw)
+
+
+def _tree(pending: int, own: Union, size: int, names: Sequence[str]) -> TokenTree:
+    if size == 0:
+        return root(pending)
+    chosen = own.order[:size]
+    place = np.zeros(len(own.tokens), dtype=np.int64)
+    place[chosen] = np.arange(1, size + 1)
+    tokens = np.concatenate([[pending], own.tokens[chosen]])
+    parents = np.concatenate([[-1], place[own.parents[chosen]]])
+    tree = fixed(tokens, parents, weights=np.concatenate([[1.0], own.weights[chosen]]))
+    origins = ("", *(names[source] for source in own.sources[chosen].tolist()))
+    return TokenTree(tree.tokens, tree.parents, tree.draws, origins, tree.weights)
