@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -149,6 +150,8 @@ def inverse(weights: Tensor | NDArray[np.float64], u: float) -> int:
     """
     values = weights.cpu().numpy() if isinstance(weights, Tensor) else weights
     first, before, passed = 0, 0.0, None
+    if len(values) <= 4 * _BLOCK and values.dtype == np.float64 and (index := _compiled_search()(values, u)) >= 0:
+        return int(index)
     if len(values) > 4 * _BLOCK:
         blocks = np.add.reduceat(values, np.arange(0, len(values), _BLOCK), dtype=np.float64).cumsum()
         passed = u * blocks[-1]
@@ -163,6 +166,27 @@ def inverse(weights: Tensor | NDArray[np.float64], u: float) -> int:
     else:
         index = int((sums + before).searchsorted(passed, side="right"))
     return first + (index if index < len(sums) else int(np.nonzero(values)[0][-1]))
+
+
+def _search(values: NDArray[np.float64], u: float) -> int:
+    """`inverse` of a short row, by the same sums; -1 where rounding, or no weight at all, needs a closer look."""
+    total = 0.0
+    for value in values:
+        total += value
+    passed, reached = u * total, 0.0
+    for i in range(len(values)):
+        reached += values[i]
+        if reached > passed:
+            return i
+    return -1
+
+
+@lru_cache(maxsize=1)
+def _compiled_search() -> Callable[[NDArray[np.float64], float], int]:
+    """Made when a short row is first drawn from: who drafts nothing does not wait for the compiler's import."""
+    from outrider.compiled import compiled
+
+    return compiled(_search)
 
 
 def _bits(stream: int, count: int) -> NDArray[np.uint64]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.compiled import compiled
 from outrider.protocols import Noise
 from outrider.tree import QRow
 
@@ -64,13 +66,35 @@ def reduced(row: QRow, drawn: Sequence[int]) -> Proposals:
     """
     if len(drawn) < 2:
         return [(int(row.ids[i]), row) for i in drawn]
-    rest = np.ones(len(row.ids), dtype=bool)
-    rest[drawn] = False
-    order = np.concatenate([drawn, rest.nonzero()[0]])
-    ids, probs = row.ids[order], row.probs[order]
-    left = probs[::-1].cumsum()[::-1][: len(drawn)].tolist()  # of each row before scaling
-    tokens = ids[: len(drawn)].tolist()
-    return [(token, QRow(ids[j:], probs[j:] * (left[0] / left[j]))) for j, token in enumerate(tokens)]
+    ids, probs = _fronted(row.ids, row.probs, np.array(drawn))
+    return [(token, QRow(ids[j:], probs[j, j:])) for j, token in enumerate(ids[: len(drawn)].tolist())]
+
+
+@compiled
+def _fronted(
+    ids: NDArray[np.int64], probs: NDArray[np.float64], drawn: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:  # fmt: skip
+    """The tokens, drawn ones first; and for each draw [k, m] their probabilities, from its own place on."""
+    count, size = len(drawn), len(ids)
+    tokens, rows, left = np.empty_like(ids), np.empty((count, size)), np.empty(count)
+    taken = np.zeros(size, dtype=np.bool_)
+    for j in range(count):
+        taken[drawn[j]], tokens[j], rows[0, j] = True, ids[drawn[j]], probs[drawn[j]]
+    at = count
+    for i in range(size):
+        if not taken[i]:
+            tokens[at], rows[0, at] = ids[i], probs[i]
+            at += 1
+    total = 0.0
+    for i in range(size - 1, -1, -1):
+        total += rows[0, i]
+        if i < count:
+            left[i] = total  # of row i before scaling
+    for j in range(1, count):
+        scale = left[0] / left[j]
+        for i in range(j, size):
+            rows[j, i] = rows[0, i] * scale
+    return tokens, rows
 
 
 def proper(law: QRow) -> QRow:

@@ -1,17 +1,19 @@
-"""DySpec: always draw next where verification is likeliest to arrive, judged by the draft's own probabilities.
+"""DySpec: always draw next where it is likeliest to add an accepted token, judged by the draft's own probabilities.
 
 arXiv 2410.11744. An open position is a node and what is left of its row; its value v estimates the chance that
 verification comes there and finds all earlier siblings rejected. Drawing y from the rest R gives the next sibling the
-value v (1 - a) and the first child of y the value v a, both at most v. Here a is the chance that y is accepted: R(y) in
-the paper; by default what has been seen of draws of such a probability, starting from R(y). Lossless: a position is
-chosen by what has been drawn, never by the token about to be drawn, and siblings are without replacement.
+value v (1 - a) and the first child of y the value v a, both at most v, where a is the chance that y is accepted. The
+paper takes a = R(y) and draws at the largest v. By default here a is what has been seen of such draws, and positions
+are ranked by v g, g being how often a draw at such a position was accepted: a second draw is accepted far less often
+than a first, which v alone does not know. Lossless: a position is chosen by what has been drawn and by what is left of
+its row, never by the token about to be drawn, and siblings are without replacement.
 
 Without noise the likeliest token is taken, and since it is known, positions are ranked by the chance v max R that it is
 accepted: the tree of most accepted tokens if a draft is accepted with its own probability. Ranking by v alone is not.
 
 `Heap` is the greedy form: as many source calls as nodes are expanded, for sources that cost little. `Threshold` draws
-at each depth while v is above a threshold, best first: one source call a level. Its threshold follows the budget, from
-past steps only.
+at each depth while the rank is above a threshold, best first: one source call a level. Its threshold follows the
+budget, from past steps only.
 """
 
 from __future__ import annotations
@@ -24,50 +26,82 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.grow.drawing import proper, ranked, reduced
+from outrider.grow.drawing import Proposals, proper, ranked, reduced
 from outrider.grow.growth import Growth, unroll
 from outrider.protocols import Budget, Noise, Source, StepRecord
 from outrider.tree import NOTHING, Draw, QRow, TokenTree
 
+RANKS, POWERS = 4, 16  # classes of draws: first, second, third, later; by powers of two of a probability
+FIRST_GUESS = (0.5, 0.25, 0.15, 0.1)  # acceptance of a tested draw by rank, until it is seen
+
+
+def _nothing() -> NDArray[np.float64]:
+    return np.zeros((2, RANKS, POWERS))
+
 
 @dataclass(slots=True)
 class Calibration:
-    """How often a tested draw of draft probability R was accepted, by powers of two of R; R itself until it is seen.
+    """How often a tested draw was accepted: by its rank among siblings and its draft probability R, once it is known;
+    by its rank and the largest R of its row, before.
 
     Under rejection a draw is accepted by min(1, p / q), which need not be small where q is: flat drafts, trusted by R
-    alone, give trees that are all siblings.
+    alone, give trees that are all siblings. R itself counts until draws of its class have been seen.
     """
 
-    weight: float = 8.0  # observations that R itself counts for
-    keep: float = 0.998  # of the record, after each test
-    _tested: list[float] = field(default_factory=lambda: [0.0] * 16)
-    _won: list[float] = field(default_factory=lambda: [0.0] * 16)
+    weight: float = 8.0  # observations that a guess counts for
+    keep: float = 0.998  # of a class's record, after each test of it
+    _drawn: NDArray[np.float64] = field(default_factory=_nothing)  # [2, ranks, powers of R]: tested, accepted
+    _asked: NDArray[np.float64] = field(default_factory=_nothing)  # the same by powers of max R
+    _chances: list[list[tuple[float, float]]] = field(default_factory=list)  # a + b R; empty: to be made anew
+    _gains: list[list[float]] = field(default_factory=list)  # the last of each is for rows that are not known
 
-    def chance(self, share: float) -> float:
-        at = _power(share)
-        return (self._won[at] + self.weight * share) / (self._tested[at] + self.weight)
+    def chance(self, share: float, rank: int = 0) -> float:
+        """That a draw of probability `share` is accepted, if it is tested."""
+        if not self._chances:
+            self._settle()
+        a, b = self._chances[min(rank, RANKS - 1)][_power(share)]
+        return a + b * share
+
+    def gain(self, rank: int, largest: float | None = None) -> float:
+        """That the next draw of a node is accepted, if it is tested; `largest` is None while the row is unknown."""
+        if not self._gains:
+            self._settle()
+        return self._gains[min(rank, RANKS - 1)][POWERS if largest is None else _power(largest)]
+
+    def _settle(self) -> None:
+        """A class leans on the draws of all ranks with its R, and they on R; or on all draws of its rank."""
+        w, (tested, won) = self.weight, self._drawn
+        pooled = won.sum(0) / (tested.sum(0) + w), w / (tested.sum(0) + w)
+        terms = (won + w * pooled[0]) / (tested + w), w * pooled[1] / (tested + w)
+        self._chances = np.stack(terms, axis=2).tolist()
+        tested, won = self._asked
+        mean = (won.sum(1) + w * np.array(FIRST_GUESS)) / (tested.sum(1) + w)
+        self._gains = np.column_stack([(won + w * mean[:, None]) / (tested + w), mean]).tolist()
 
     def observe(self, record: StepRecord) -> None:
         """Changes state: the draws that were tested on the way, up to the accepted one at each node."""
         path = record.verdict.path
         for node, accepted in zip((0, *path), (*path, NOTHING), strict=True):
-            for draw in record.tree.draws[node]:
+            for j, draw in enumerate(record.tree.draws[node]):
                 if draw.row is not None:
-                    at = _power(draw.row.prob(draw.token))
-                    self._tested[at] = self._tested[at] * self.keep + 1.0
-                    self._won[at] = self._won[at] * self.keep + (draw.child == accepted)
+                    rank, seen = min(j, RANKS - 1), (1.0, float(draw.child == accepted))
+                    for table, share in ((self._drawn, draw.row.prob(draw.token)), (self._asked, draw.row.probs.max())):
+                        cell = table[:, rank, _power(float(share))]
+                        cell *= self.keep
+                        cell += seen
                 if draw.child == accepted:
                     break
+        self._chances, self._gains = [], []
 
 
 def _power(share: float) -> int:
-    return min(int(-log2(share)), 15) if share > 0.0 else 15
+    return min(int(-log2(share)), POWERS - 1) if share > 0.0 else POWERS - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Heap:
     depth: int = 8
-    calibration: Calibration | None = field(default_factory=Calibration)  # None: the paper's R
+    calibration: Calibration | None = field(default_factory=Calibration)  # None: the paper's R and v
 
     def grow(
         self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
@@ -90,7 +124,7 @@ class Threshold:
 
     depth: int = 8
     threshold: float = 0.0
-    calibration: Calibration | None = field(default_factory=Calibration)  # None: the paper's R
+    calibration: Calibration | None = field(default_factory=Calibration)  # None: the paper's R and v
     _learnt: dict[int, float] = field(default_factory=dict)  # nodes of the budget -> threshold
 
     def grow(
@@ -103,20 +137,20 @@ class Threshold:
             growth = Growth(token, budget & Budget(budget.nodes, self.depth), own)
             rules.append(_ByLevel(growth, self.calibration, least=least))
         unroll(source, slots, rules)
-        for rule in rules:
-            self._learn(rule)
+        self._learn(rules)
         return [rule.tree(source.name) for rule in rules]
 
     def observe(self, slot: int, record: StepRecord) -> None:
         if self.calibration is not None:
             self.calibration.observe(record)
 
-    def _learn(self, rule: _ByLevel) -> None:
-        """Towards as many worthwhile positions as the budget has nodes; for the steps to come."""
-        nodes = rule.growth.budget.nodes
-        if nodes > 0:
-            change = min(max((rule.worthwhile / nodes) ** 0.5, 0.5), 2.0)
-            self._learnt[nodes] = min(max(rule.least * change, 1e-6), 0.5)
+    def _learn(self, rules: Sequence[_ByLevel]) -> None:
+        """Towards as many worthwhile positions as a budget has nodes, on average over the batch; for later steps."""
+        for nodes in {rule.growth.budget.nodes for rule in rules} - {0}:
+            own = [rule for rule in rules if rule.growth.budget.nodes == nodes]
+            found = sum(rule.worthwhile for rule in own) / (nodes * len(own))
+            change = min(max(found**0.5, 0.5), 2.0)
+            self._learnt[nodes] = min(max(own[0].least * change, 1e-6), 0.5)
 
 
 @dataclass(slots=True)
@@ -126,6 +160,8 @@ class _Urn:
     row: QRow  # without noise: likeliest first
     weights: NDArray[np.float64]
     left: list[float]  # without noise: the sum of the weights before each draw
+    total: float = 1.0  # with noise: the sum of the weights, and the largest of them
+    largest: float = 1.0
     drawn: list[int] = field(default_factory=list)
     children: list[int] = field(default_factory=list)
 
@@ -142,9 +178,15 @@ class _Positions:
 
     def rank(self, value: float, node: int) -> float:
         """What a position is worth before anything is drawn there; the value itself while its law is unknown."""
-        if self.growth.noise is not None or node not in self.urns:
+        urn = self.urns.get(node)
+        if self.growth.noise is not None:
+            if self.calibration is None:
+                return value
+            if urn is None:
+                return value * self.calibration.gain(0)
+            return value * self.calibration.gain(len(urn.drawn), urn.largest / urn.total)
+        if urn is None:
             return value
-        urn = self.urns[node]
         j = len(urn.drawn)
         return value * float(urn.weights[j]) / urn.left[j] if j < len(urn.weights) else 0.0
 
@@ -163,6 +205,8 @@ class _Positions:
                 row = QRow(row.ids[order], row.probs[order])
                 left = row.probs[::-1].cumsum()[::-1][: self.growth.room + 1].tolist()
             self.urns[node] = _Urn(row, row.probs.copy(), left)
+            if self.growth.noise is not None and len(row.ids):
+                self.urns[node].largest = float(np.maximum.reduce(row.probs))
 
     def take(self) -> tuple[int, float, float]:
         """Draw at the best open position: the new child, its value and that of the next sibling."""
@@ -170,19 +214,27 @@ class _Positions:
         urn, noise = self.urns[node], self.growth.noise
         j = len(urn.drawn)
         index = j if noise is None else noise.draw(urn.weights, node, j)
-        share = float(urn.weights[index]) / (urn.left[j] if noise is None else float(np.add.reduce(urn.weights)))
+        drawn = float(urn.weights[index])
+        share = drawn / (urn.left[j] if noise is None else urn.total)
         urn.weights[index] = 0.0
+        if noise is not None:
+            urn.total = float(np.add.reduce(urn.weights)) or 1.0
+            if drawn >= urn.largest:
+                urn.largest = float(np.maximum.reduce(urn.weights))
         urn.drawn.append(index)
         urn.children.append(self.growth.add(node, int(urn.row.ids[index])))
-        chance = share if noise is None or self.calibration is None else self.calibration.chance(share)
+        chance = share if noise is None or self.calibration is None else self.calibration.chance(share, j)
         sibling = value * (1.0 - chance) if len(urn.drawn) < len(urn.weights) else 0.0
         return urn.children[-1], value * chance, sibling
 
     def tree(self, origin: str) -> TokenTree:
         for node, urn in self.urns.items():
-            made = zip(reduced(urn.row, urn.drawn), urn.children, strict=True)
-            point = self.growth.noise is None
-            self.growth.draws[node] = tuple(Draw(token, child, None if point else row) for (token, row), child in made)
+            if self.growth.noise is None:
+                made: Proposals = [(self.growth.tokens[child], None) for child in urn.children]
+            else:
+                made = reduced(urn.row, urn.drawn)
+            pairs = zip(made, urn.children, strict=True)
+            self.growth.draws[node] = tuple(Draw(token, child, row) for (token, row), child in pairs)
         return self.growth.tree(origin)
 
 
@@ -215,14 +267,14 @@ class _ByLevel(_Positions):
         self.know(nodes, laws)
         for node in nodes:
             if len(self.urns[node].weights):
-                self.push(self._values[node], node, self.least)
+                self.push(self._values[node], node, self.least if node else 0.0)  # one draw at least
         self._values = {}
         while self.open and self.growth.room > 0:
             node = self.open[0][3]
             child, below, beside = self.take()
             self.worthwhile += 1
             self.push(beside, node, self.least)
-            if below > self.least:
+            if self.rank(below, child) > self.least:
                 self._values[child] = below
         self.worthwhile += len(self.open) + (len(self._values) if self.growth.room == 0 else 0)
         self.open.clear()

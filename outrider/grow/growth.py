@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.protocols import Budget, Noise, Source
 from outrider.tree import Draw, QRow, TokenTree
@@ -28,15 +29,13 @@ class Growth:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     draws: list[tuple[Draw, ...]] = field(default_factory=list)
-    _place: dict[int, int] = field(
-        default_factory=lambda: {0: 0}
-    )  # node -> its number in the tree that the source runs
-    _run_tokens: list[int] = field(default_factory=list)  # that tree
-    _run_parents: list[int] = field(default_factory=list)
+    _place: dict[int, int] = field(default_factory=lambda: {0: 0})  # node -> its number in the tree the source runs
+    _run: NDArray[np.int64] = field(init=False)  # that tree: tokens, parents and depths, as far as `_place` goes
 
     def __post_init__(self) -> None:
         self.tokens, self.parents, self.depths, self.draws = [self.pending], [-1], [0], [()]
-        self._run_tokens, self._run_parents = [self.pending], [-1]
+        self._run = np.empty((3, max(self.budget.nodes, 0) + 1), dtype=np.int64)
+        self._run[:, 0] = self.pending, -1, 0
 
     @property
     def room(self) -> int:
@@ -69,17 +68,26 @@ class Growth:
 
     def running(self, nodes: Sequence[int]) -> tuple[TokenTree, int]:
         """The nodes that the source has run, then these; and how many it has run."""
-        tokens, parents, place = self._run_tokens, self._run_parents, self._place
-        done = len(tokens)
-        for node in nodes:
-            place[node] = len(tokens)
-            tokens.append(self.tokens[node])
-            parents.append(place[self.parents[node]])
-        return TokenTree(np.array(tokens), np.array(parents), ((),) * len(tokens)), done
+        run, place = self._run, self._place
+        done = len(place)
+        for at, node in enumerate(nodes, done):
+            place[node] = at
+            run[0, at], run[1, at], run[2, at] = self.tokens[node], place[self.parents[node]], self.depths[node]
+        return _known_tree(run[:, : len(place)]), done
 
     def tree(self, origin: str) -> TokenTree:
         origins = ("",) + (origin,) * (len(self.tokens) - 1)
         return TokenTree(np.array(self.tokens), np.array(self.parents), tuple(self.draws), origins)
+
+
+def _known_tree(run: NDArray[np.int64]) -> TokenTree:
+    """A tree without draws from rows known to fit: checking and counting depths anew at every level would cost more
+    than drawing does."""
+    tree = object.__new__(TokenTree)
+    values = (run[0], run[1], ((),) * run.shape[1], (), None, run[2])
+    for name, value in zip(("tokens", "parents", "draws", "origins", "weights", "depths"), values, strict=True):
+        object.__setattr__(tree, name, value)
+    return tree
 
 
 class Rule(Protocol):

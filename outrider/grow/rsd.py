@@ -77,13 +77,14 @@ class _Beam:
     def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
         rows, noise = [proper(law) for law in laws], self.growth.noise
         chances = [self._chances[node] for node in nodes]
-        starts = list(accumulate((len(row.ids) for row in rows), initial=0))
+        sizes = [len(row.ids) for row in rows]
+        starts = [*accumulate(sizes, initial=0)]
         flat = np.concatenate([row.probs for row in rows])
         count = min(self.width, self.growth.room)
         if noise is None:
-            best = np.argsort(-flat * np.repeat(chances, np.diff(starts)), kind="stable")[:count].tolist()
+            best = np.argsort(-flat * np.repeat(chances, sizes), kind="stable")[:count].tolist()
         else:
-            best = self._race(flat, starts, chances, count, noise, nodes[0])
+            best = self._race(flat, sizes, starts, chances, count, noise, nodes[0])
         drawn: list[list[int]] = [[] for _ in rows]
         places = []
         for index in best:
@@ -101,29 +102,25 @@ class _Beam:
         return list(self._chances)
 
     def _race(
-        self, flat: NDArray[np.float64], starts: list[int], chances: list[float], count: int, noise: Noise,
-        key: int,
+        self, flat: NDArray[np.float64], sizes: list[int], starts: list[int], chances: list[float], count: int,
+        noise: Noise, key: int,
     ) -> list[int]:  # fmt: skip
         """The first arrivals below the beam, in order, as indices into the parents' rows laid end to end."""
         late = [*accumulate(chances[::-1], initial=self._outside)][::-1]  # what arrives with parent s or after it
-        ends = [*starts[1:], starts[-1]]
-        weights = np.zeros(len(flat))
-        line, arrivals = -1, list[int]()  # the parent whose first child is awaited
-
-        def enter() -> None:
-            nonlocal line
+        own, weights = flat * np.repeat((chances, late[:-1]), sizes, axis=1)  # a parent's children; its first child
+        line, arrivals = 0, list[int]()  # the parent whose first child is awaited: those after it wait their turn
+        while line < len(sizes) and not sizes[line]:  # an empty row: no child will come
             line += 1
-            while line < len(chances) and starts[line] == ends[line]:  # an empty row: no child will come
-                line += 1
-            np.multiply(flat[starts[line] : ends[line]], late[line], out=weights[starts[line] : ends[line]])
-
-        enter()
-        while len(arrivals) < min(count, ends[line]):
-            index = noise.draw(weights[: ends[line]], key, len(arrivals))
+        end = starts[min(line + 1, len(sizes))]
+        while len(arrivals) < min(count, end):
+            index = noise.draw(weights[:end], key, len(arrivals))
             arrivals.append(index)
-            if index >= starts[line]:  # from now on the children of this parent come at its own rate
-                np.multiply(flat[starts[line] : ends[line]], chances[line], out=weights[starts[line] : ends[line]])
-                enter()
+            if line < len(sizes) and index >= starts[line]:  # from now on this parent's children come at its own rate
+                weights[starts[line] : end] = own[starts[line] : end]
+                line += 1
+                while line < len(sizes) and not sizes[line]:
+                    line += 1
+                end = starts[min(line + 1, len(sizes))]
             weights[index] = 0.0
-        self._outside = late[line] + float(weights[: starts[line]].sum())
+        self._outside = late[line] + float(np.add.reduce(weights[: starts[line]]))
         return arrivals

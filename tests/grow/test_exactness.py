@@ -27,7 +27,10 @@ from outrider.verify.traversal import Traversal
 
 def hopeful() -> Calibration:
     """What is seen where drafts are accepted more often than they are likely."""
-    return Calibration(_tested=[100.0] * 16, _won=[80.0] * 16)
+    own = Calibration()
+    own._drawn[0], own._drawn[1] = 100.0, 80.0
+    own._asked[0], own._asked[1] = 100.0, np.linspace(90.0, 10.0, own._asked[1].size).reshape(own._asked[1].shape)
+    return own
 
 
 GROWERS = {

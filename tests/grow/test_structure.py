@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from outrider.check.toy import ToyLM, ToySource
 from outrider.grow.chain import Chain
 from outrider.grow.cost_aware import CostAware
+from outrider.grow.drawing import reduced
 from outrider.grow.dyspec import Heap, Threshold
+from outrider.grow.growth import Growth
 from outrider.grow.kary import KAry
 from outrider.grow.rsd import ConstantBranching, StochasticBeam
 from outrider.grow.sequoia import Sequoia
 from outrider.grow.top_plus_one import TopPlusOne
 from outrider.grow.topk import TopK
-from outrider.noise import DRAFT, StreamNoise
+from outrider.noise import DRAFT, StreamNoise, inverse
 from outrider.protocols import Budget, Grower
 from outrider.tree import Law, QRow, TokenTree
 
@@ -201,3 +203,43 @@ def test_a_row_that_sums_below_one_is_drawn_from_as_what_it_says_afterwards(name
     (tree,) = make().grow(source, [0], [1], [Budget(12, 4)], [noise_of(1)])
     rows = [d.row for draws in tree.draws for d in draws if d.row is not None]
     assert rows and all(row.probs.sum() == pytest.approx(1.0) for row in rows)
+
+
+def test_rows_after_each_draw_are_the_rows_less_what_was_drawn() -> None:
+    """The compiled reduction against `QRow.without`, draw by draw."""
+    generator = np.random.default_rng(3)
+    for _ in range(50):
+        size = int(generator.integers(2, 40))
+        weights = np.exp(generator.normal(size=size) * 3)
+        row = QRow(generator.permutation(999)[:size], weights / weights.sum())
+        drawn = generator.permutation(size)[: generator.integers(2, size + 1)].tolist()
+        left = row
+        for index, (token, own) in zip(drawn, reduced(row, drawn), strict=True):
+            assert token == row.ids[index] and set(own.ids.tolist()) == set(left.ids.tolist())
+            assert [own.prob(t) for t in left.ids.tolist()] == pytest.approx(left.probs.tolist(), rel=1e-9)
+            left = left.without(token)
+
+
+def test_compiled_draws_are_the_ones_written_out() -> None:
+    """A short row is searched by compiled code, a long one by numpy: the same index for the same number."""
+    generator = np.random.default_rng(4)
+    for size in (1, 2, 255, 1000):
+        for _ in range(50):
+            weights = np.exp(generator.normal(size=size) * 4) * (generator.random(size) < 0.7)
+            weights[-1] += 1e-300
+            for u in (float(generator.random()), 2.0**-53, 1.0 - 2.0**-53):
+                sums = weights.cumsum()
+                index = int(sums.searchsorted(u * sums[-1], side="right"))
+                assert inverse(weights, u) == (index if index < size else int(np.nonzero(weights)[0][-1]))
+
+
+def test_the_tree_a_source_is_shown_is_a_proper_one() -> None:
+    """It is put together without the checks of a new tree: the depths must be those a new one finds."""
+    growth = Growth(7, Budget(9, 9), None)
+    a, b = growth.add(0, 1), growth.add(0, 2)
+    c = growth.add(b, 3)
+    for nodes in ([b], [c, a]):
+        tree, done = growth.running(nodes)
+        again = TokenTree(tree.tokens, tree.parents, tree.draws)
+        assert tree.depths.tolist() == again.depths.tolist() and done == len(tree) - len(nodes)
+    assert tree.tokens.tolist() == [7, 2, 3, 1] and tree.parents.tolist() == [-1, 0, 1, 0]
