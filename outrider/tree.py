@@ -206,9 +206,11 @@ def fixed(
     weights: NDArray[np.float64] | None = None,
 ) -> TokenTree:  # fmt: skip
     """A tree of point masses; each child is one draw of its parent, in storage order."""
-    draws: list[list[Draw]] = [[] for _ in tokens]
-    for i in range(1, len(tokens)):
-        draws[parents[i]].append(Draw(int(tokens[i]), i, None))
+    draws: list[list[Draw]] = [[] for _ in range(len(tokens))]
+    each = zip(tokens.tolist(), parents.tolist(), strict=True)  # as Python's integers: indexing arrays costs more
+    next(each)
+    for node, (token, parent) in enumerate(each, 1):
+        draws[parent].append(Draw(token, node, None))
     origins = ("",) + (origin,) * (len(tokens) - 1) if origin else ()
     return TokenTree(tokens, parents, tuple(map(tuple, draws)), origins, weights)
 

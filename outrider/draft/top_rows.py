@@ -1,0 +1,85 @@
+"""Top rows: the likeliest tokens of every row of scores, as small arrays on the host, in one place.
+
+Everything vocabulary-wide that a table drafter does happens here: one scan for the largest and one for the normalising
+sum, on the device where the scores lie; only the few that are kept cross to the host, in one transfer. Ties go to the
+lower id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.compiled import compiled
+
+_BLOCK = 32  # scores compared together before any of them is looked at alone
+_LOW_WORD = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """Per row, likeliest first; the id is -1 and the log-probability -inf where the row has no further token."""
+
+    ids: NDArray[np.int32]  # [rows, count]
+    logprobs: NDArray[np.float32]  # [rows, count], of the softmax over the whole vocabulary at temperature 1
+
+
+def top_rows(logits: Tensor, count: int) -> TopRows:
+    """The `count` likeliest tokens of each row of raw scores [rows, V]."""
+    scores = logits.float()
+    total = torch.logsumexp(scores, dim=1)
+    if scores.device.type == "cpu":
+        ids, values = _largest(np.ascontiguousarray(scores.numpy()), count)
+        sums = total.numpy()
+    else:
+        ids, values, sums = _fetch(scores, total, count)
+    return TopRows(ids, values - sums[:, None])
+
+
+@compiled
+def _largest(scores: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    rows, width = scores.shape
+    ids = np.full((rows, count), -1, dtype=np.int32)
+    values = np.full((rows, count), -np.inf, dtype=np.float32)
+    for r in range(rows):
+        row, own, best = scores[r], ids[r], values[r]
+        for start in range(0, width, _BLOCK):
+            end = min(start + _BLOCK, width)
+            low = best[count - 1]
+            above = 0
+            for i in range(start, end):  # no branch inside: the compiler compares many at once
+                above += row[i] > low
+            if above == 0:
+                continue
+            for i in range(start, end):
+                value = row[i]
+                if value > best[count - 1]:  # strictly: of equals the first, which has the lower id, stays
+                    at = count - 1
+                    while at > 0 and value > best[at - 1]:
+                        best[at], own[at] = best[at - 1], own[at - 1]
+                        at -= 1
+                    best[at], own[at] = value, i
+    return ids, values
+
+
+def _fetch(
+    scores: Tensor, total: Tensor, count: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """The same through the device's own top-k, on integers that hold a score and, below it, its id from the top."""
+    rows, width = scores.shape
+    bits = (scores + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as integers they now compare as the floats do
+    keys = (ordered << 32) | (_LOW_WORD - torch.arange(width, device=scores.device))
+    best = torch.topk(keys, min(count, width), dim=1).values
+    packed = torch.cat([best, total.double().view(torch.int64)[:, None]], dim=1).cpu().numpy()
+    high = (packed[:, :-1] >> 32).astype(np.int32)
+    found = np.where(high < 0, high ^ 0x7FFFFFFF, high).astype(np.int32).view(np.float32)
+    ids = np.full((rows, count), -1, dtype=np.int32)
+    values = np.full((rows, count), -np.inf, dtype=np.float32)
+    ids[:, : found.shape[1]] = np.where(np.isneginf(found), -1, _LOW_WORD - (packed[:, :-1] & _LOW_WORD))
+    values[:, : found.shape[1]] = found
+    return ids, values, packed[:, -1].copy().view(np.float64).astype(np.float32)

@@ -1,0 +1,407 @@
+"""STAND: entries are means, draws are without replacement and exact, contexts stay apart, memory is bounded."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from outrider.api import Outrider
+from outrider.check.enumeration import outcomes
+from outrider.check.exhaustive import CASES, CONTEXT, TOLERANCE, Case, distance, step_law
+from outrider.check.toy import ToyLM, ToyTarget
+from outrider.control.fixed import Fixed
+from outrider.draft import ngram_laws
+from outrider.draft.positions import parse, positions, written
+from outrider.draft.stand import DEFAULT_SHAPE, Stand, fill_by_noise
+from outrider.engine import Engine
+from outrider.errors import InputError
+from outrider.noise import DRAFT, StreamNoise
+from outrider.protocols import Budget, Chunk, Needs, Recipe, Scores, StepRecord, Verdict
+from outrider.sampling import SamplingParams
+from outrider.tree import Law, fixed
+from outrider.verify.invariant import Invariant
+from outrider.verify.recursive import Recursive
+from outrider.verify.traversal import Traversal
+from tests.draft.toy_loop import history, law_gap, spelled, step
+
+V = 8
+SMALL = 1 << 20
+
+
+def stand(vocab_size: int = V, **options) -> Stand:
+    return Stand(vocab_size, **{"memory_bytes": SMALL, "shortest": 2, **options})
+
+
+def knowing(lm: ToyLM, context=CONTEXT, depth: int = 3, **options) -> Stand:
+    """A table with the toy's own laws after every text of up to `depth` tokens below the context."""
+    drafter = stand(lm.vocab, **options)
+    for length in range(depth + 1):
+        for text in product(range(lm.vocab), repeat=length):
+            tokens = [*context, *text]
+            drafter.begin(9, past := history(tokens, lm.vocab), ())
+            step(drafter, 9, past, np.log(np.maximum(lm.probs(tokens), 1e-30)), 0)
+            drafter.end(9)
+    return drafter
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_an_entry_is_the_mean_of_all_laws_seen(seed: int, times: int) -> None:
+    source = np.random.default_rng(seed)
+    laws = source.dirichlet(np.ones(V), times)
+    drafter = stand()
+    for law in laws:
+        drafter.begin(0, past := history([3, 1, 4], V, temperature=1.0), ())
+        step(drafter, 0, past, np.log(law), 5)
+    drafter.begin(0, history([3, 1, 4], V, temperature=1.0), ())
+    row = drafter.law(0)
+    np.testing.assert_allclose(row.probs[np.argsort(row.ids)], laws.mean(0), atol=1e-5)
+
+
+def test_the_worked_example() -> None:
+    drafter = stand(candidates=4)
+    for law in ([0.7, 0.2, 0.05, 1e-9], [0.3, 0.6, 1e-9, 0.05]):
+        drafter.begin(0, past := history([6, 7], V), ())
+        step(drafter, 0, past, np.log([*law, 0.05 - 2e-9, *[1e-12] * 3]), 5)
+    stored = drafter.memory()
+    (entry,) = np.nonzero(stored["counts"] == 2)[0]
+    values = dict(zip(stored["ids"][entry].tolist(), stored["values"][entry].tolist(), strict=True))
+    assert [values[token] for token in (0, 1)] == pytest.approx([0.5, 0.4], abs=1e-6)
+
+
+def test_reading_re_tempers_what_was_stored_at_temperature_one() -> None:
+    law = np.random.default_rng(1).dirichlet(np.ones(V))
+    drafter = stand()
+    drafter.begin(0, past := history([6, 7], V), ())
+    step(drafter, 0, past, np.log(law), 5)
+    for temperature in (0.3, 0.5, 1.0, 2.0):
+        drafter.begin(1, history([6, 7], V, temperature), ())
+        row, want = drafter.law(1), law ** (1 / temperature)
+        np.testing.assert_allclose(row.probs, (want / want.sum())[row.ids], atol=1e-5)
+
+
+def test_the_longest_known_context_answers() -> None:
+    drafter = stand()
+    rows = torch.full((5, V), -20.0)
+    for place, token in enumerate((4, 5, 6, 7, 0)):
+        rows[place, token] = 5.0
+    # contexts .. 1 2 -> 5 (position 1); 3 2 1 2 -> 0 (position 4)
+    drafter.begin(0, history([1, 2, 3, 2, 1, 2], V), [Chunk(0, 0, [1, 2, 3, 2, 1], Scores(rows))])
+    assert drafter.law(0).ids[0] == 5  # only the last two tokens are known before the last
+    assert drafter.law(0, [3]).ids[0] == 6  # 1 2 3
+    assert drafter.law(0, [7, 7]).ids.size == 0
+
+
+def test_rejected_candidates_teach_only_where_asked() -> None:
+    tree = fixed(np.array([2, 4, 6]), np.array([-1, 0, 0]))
+    for rejected in (False, True):
+        drafter = stand(learn_rejected=rejected)
+        drafter.begin(0, past := history([1, 2], V), ())
+        past.append([4, 5])
+        drafter.observe(0, StepRecord(tree, Verdict((1,), 5), (4, 5), Scores(torch.randn(3, V))))
+        drafter.begin(1, history([1, 2, 6], V), ())
+        assert (drafter.law(1).ids.size > 0) is rejected
+        drafter.begin(1, history([1, 2, 4], V), ())
+        assert drafter.law(1).ids.size > 0
+
+
+# drawing
+
+
+def ordered_children(drafter: Stand, noise) -> tuple[int, ...]:
+    (tree,) = drafter.propose([0], [Budget(3, 1)], [noise])
+    return tuple(draw.token for draw in tree.draws[0])
+
+
+def wide(lm: ToyLM) -> Stand:
+    drafter = knowing(lm, depth=0, shape=positions(parse("0 1 2")))
+    drafter.begin(0, history(CONTEXT, lm.vocab, temperature=1.0), ())
+    return drafter
+
+
+def without_replacement(row) -> dict[tuple[int, ...], float]:
+    """Ordered draws of three, by hand."""
+    probs = dict(zip(row.ids.tolist(), row.probs.tolist(), strict=True))
+    law = {}
+    for order in permutations(probs, 3):
+        chance, left = 1.0, 1.0
+        for token in order:
+            chance, left = chance * probs[token] / left, left - probs[token]
+        law[order] = chance
+    return law
+
+
+def test_children_are_drawn_without_replacement_in_order() -> None:
+    drafter = wide(ToyLM(5, seed=2))
+    want = without_replacement(drafter.law(0))
+    found = outcomes(lambda paths: ordered_children(drafter, paths.noise("draft")))
+    assert found.keys() == want.keys()
+    assert all(found[order] == pytest.approx(want[order], abs=1e-12) for order in want)
+
+
+def test_real_noise_draws_by_the_same_law() -> None:
+    """Chi-square over 6000 fixed seeds; a false alarm at 1e-3 would be there every time, and is not."""
+    drafter = wide(ToyLM(5, seed=2))
+    want = without_replacement(drafter.law(0))
+    drawn = [ordered_children(drafter, StreamNoise(seed, 0, DRAFT, 0, 0)) for seed in range(6000)]
+    counts = [drawn.count(order) for order in want]
+    assert sum(counts) == len(drawn)
+    assert chisquare(counts, [chance * len(drawn) for chance in want.values()]).pvalue > 1e-3
+
+
+@given(st.integers(0, 10_000), st.floats(0.3, 2.0))
+def test_compiled_draws_are_those_of_the_noise(seed: int, temperature: float) -> None:
+    lm = ToyLM(5, seed=seed % 7, zeros=0.3)
+    drafter = knowing(lm, depth=2, shape=positions(parse("0 00 1 01 000 2 10 3 4 40")))
+    drafter.begin(0, history(CONTEXT, 5, temperature), ())
+    noise = StreamNoise(seed, seed % 3, DRAFT, seed % 50, 0)
+    (tree,) = drafter.propose([0], [Budget(8, 3)], [noise])
+    window = np.array([-1, -1, *CONTEXT])
+    reader = drafter._seats[0].reader
+    reference = fill_by_noise(drafter._table, drafter._odds, reader, window, drafter.shape, Budget(8, 3), noise)
+    slow = drafter._sampled_tree(reference)
+    assert tree.tokens.tolist() == slow.tokens.tolist() and tree.parents.tolist() == slow.parents.tolist()
+    np.testing.assert_array_equal(tree.weights, slow.weights)
+    for own, other in zip(tree.draws, slow.draws, strict=True):
+        for a, b in zip(own, other, strict=True):
+            assert (a.token, a.child) == (b.token, b.child)
+            assert a.row.ids.tolist() == b.row.ids.tolist() and a.row.probs.tolist() == b.row.probs.tolist()
+            assert a.row.prob(a.token) > 0 and a.row.probs.sum() == pytest.approx(1.0)
+    assert all(tree.law(n) in (Law.WITHOUT_REPLACEMENT, Law.IID, Law.NONE) for n in range(len(tree)))
+
+
+# exactness
+
+WRONG = {
+    "wide and deep": ("0 1 00", Budget(3, 2)),
+    "two levels": ("0 1 00 10", Budget(4, 2)),
+    "chain": ("0 00 000", Budget(3, 3)),
+    "passed over": ("0 1 2 00 20", Budget(3, 2)),
+}
+
+
+def one_step_gap(shape: str, case: Case, verifier, temperature: float = 1.0, **options) -> float:
+    """The law of a step whose table is full of another model's laws."""
+    paths, budget = WRONG[shape]
+    drafter = knowing(case.draft, depth=2, shape=positions(parse(paths)), **options)
+    drafter.begin(0, history(CONTEXT, case.draft.vocab, temperature), ())
+    law, count = step_law(
+        verifier, lambda branch: drafter.propose([0], [budget], [branch.noise("draft")])[0], case.target
+    )
+    assert count > 1 or case.target.greedy
+    return distance(law, case.target, budget.depth + 1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("shape", WRONG)
+def test_wrong_tables_give_the_targets_law(shape: str, case: Case) -> None:
+    assert one_step_gap(shape, case, Recursive()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.5])
+def test_other_temperatures_and_rules_are_exact_too(temperature: float) -> None:
+    assert one_step_gap("two levels", CASES[0], Recursive(), temperature) <= TOLERANCE
+    assert one_step_gap("two levels", CASES[0], Traversal(), temperature) <= TOLERANCE
+    assert one_step_gap("two levels", CASES[0], Recursive(), temperature, sampled=False) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampled"), [(Recursive(), True), (Invariant(), False)], ids=["recursive", "invariant"]
+)
+def test_text_of_several_steps_has_the_targets_law_while_the_table_learns(rule, sampled: bool) -> None:
+    make = lambda: stand(3, sampled=sampled, shape=positions(parse("0 1")), shortest=1)  # noqa: E731
+    assert law_gap(make, rule, Budget(2, 1), ToyLM(3, seed=11), limit=200_000) < 1e-6
+
+
+def test_rows_that_are_not_reduced_after_a_draw_are_seen(monkeypatch) -> None:
+    original = ngram_laws.rows
+
+    def unreduced(filled):
+        ids, probs, lengths = (part.copy() for part in original(filled))
+        for node in range(1, len(lengths)):
+            size = filled.sizes[filled.parents[node]]
+            ids[node], probs[node], lengths[node] = (
+                filled.ids[filled.parents[node]],
+                filled.probs[filled.parents[node]],
+                size,
+            )
+        return ids, probs, lengths
+
+    monkeypatch.setattr(ngram_laws, "rows", unreduced)
+    assert one_step_gap("wide and deep", CASES[0], Recursive()) > 1e-3
+
+
+# what it is for
+
+
+def accepted(engine: Engine, sample: int, **params) -> float:
+    settings = SamplingParams(max_new_tokens=24, temperature=1.0, seed=sample, **params)
+    stats = engine.submit([0, 1], settings).result().stats
+    return stats.new_tokens / stats.steps
+
+
+def test_accepted_length_grows_with_the_trajectories_before() -> None:
+    """Mean over 50 seeds of a repetitive source; fixed seeds, so the outcome is too."""
+    curve = np.zeros(6)
+    for seed in range(50):
+        lm = ToyLM(12, seed=seed, order=2, concentration=0.1)
+        drafter = stand(12, shape=positions(parse("0 00 000 1")))
+        engine = Engine(ToyTarget(lm), Recipe("toy", drafter, Recursive(), Fixed(Budget(4, 3))), strict=True)
+        curve += [accepted(engine, sample) / 50 for sample in range(6)]
+    assert (np.diff(curve) > -0.1).all()
+    assert curve[5] > curve[0] + 0.5
+
+
+def test_where_the_table_is_right_every_draw_is_accepted_and_the_likeliest_token_is_not() -> None:
+    lm = ToyLM(4, seed=4, order=2)
+    right = [
+        knowing(lm, depth=2, longest=2, sampled=sampled, shape=positions(parse("0 00 000")))
+        for sampled in (True, False)
+    ]
+    engines = [
+        Engine(ToyTarget(lm), Recipe("toy", drafter, Recursive(), Fixed(Budget(3, 3))), strict=True)
+        for drafter in right
+    ]
+    drawn, likeliest = (np.mean([accepted(engine, sample) for sample in range(10)]) for engine in engines)
+    assert drawn == 4.0
+    assert likeliest < 3.5
+
+
+# shape
+
+
+def test_the_default_shape_has_eighty_places() -> None:
+    shape = positions(parse(DEFAULT_SHAPE))
+    assert len(shape) == 80 and (shape.ranks < 10).all()
+    assert written(parse(DEFAULT_SHAPE)).split() == DEFAULT_SHAPE.split()
+    assert len(set(DEFAULT_SHAPE.split())) == 80
+
+
+def test_a_place_that_cannot_be_filled_leaves_its_node_to_the_next() -> None:
+    drafter = stand(shape=positions(parse("0 00 1 2")), candidates=3)
+    drafter.begin(0, past := history([6, 7], V), ())
+    step(drafter, 0, past, np.log(np.linspace(1, 2, V)), 5)
+    drafter.begin(0, history([6, 7], V), ())
+    (tree,) = drafter.propose([0], [Budget(3, 3)], [None])
+    assert spelled(tree) == {(7,), (6,), (5,)}  # nothing is known below 7
+
+
+# the table
+
+
+def test_memory_stays_within_its_limit_and_the_oldest_leaves_first() -> None:
+    with pytest.raises(InputError, match="the least that works is") as error:
+        stand(memory_bytes=1000)
+    least = int(str(error.value).rsplit(" ", 1)[1])
+    drafter = stand(64, memory_bytes=least, learn_prompt=False)
+    assert drafter.nbytes <= least
+    source = np.random.default_rng(0)
+    past = history([1, 2], 64)
+    drafter.begin(0, past, ())
+    for _ in range(3000):
+        step(drafter, 0, past, source.normal(size=64), int(source.integers(64)))
+    assert drafter.nbytes <= least
+    drafter.begin(1, history(past.tokens[-5:-1].tolist(), 64), ())
+    assert drafter.law(1).ids.size
+    drafter.begin(1, history(past.tokens[:4].tolist(), 64), ())
+    assert drafter._seats[1].reader.longest == 4 and len(drafter.memory()["keys"]) == len(drafter._table.keys)
+
+
+def test_every_key_is_an_n_gram_of_one_text() -> None:
+    drafter = stand()
+    texts = [[0, 1, 2], [3, 4, 5, 6]]
+    pasts = [history(text[:1], V) for text in texts]
+    for slot in (0, 1):
+        drafter.begin(slot, pasts[slot], ())
+    for place in range(1, 4):  # both in one batch, step by step
+        for slot, text in enumerate(texts):
+            if place < len(text):
+                step(drafter, slot, pasts[slot], np.zeros(V), text[place])
+    keys = drafter.memory()["keys"]
+    tokens = np.stack([keys[:, 0] >> 32, keys[:, 0] & 0xFFFFFFFF, keys[:, 1] >> 32, keys[:, 1] & 0xFFFFFFFF], 1) - 1
+    found = {tuple(t for t in row if t >= 0) for row in tokens.tolist()}
+    assert found == {(0, 1), (3, 4), (3, 4, 5), (4, 5)}
+
+
+@pytest.mark.parametrize(("scope", "seen"), [("shared", (1, 1)), ("prompt", (1, 0)), ("private", (0, 0))])
+def test_who_shares_is_what_was_asked_for(scope: str, seen: tuple[int, int]) -> None:
+    drafter = stand(scope=scope)
+    drafter.begin(0, past := history([6, 7], V), ())
+    step(drafter, 0, past, np.arange(V), 5)
+    drafter.begin(1, history([6, 7], V), ())
+    drafter.begin(2, history([3, 6, 7], V), ())
+    assert (int(drafter.law(1).ids.size > 0), int(drafter.law(2).ids.size > 0)) == seen
+    assert (len(drafter.memory()["keys"]) > 0) is (scope == "shared")  # only what is everybody's is kept
+
+
+def test_a_private_request_reads_what_was_remembered_and_leaves_it_as_it_was() -> None:
+    teacher = stand()
+    teacher.begin(0, past := history([6, 7], V), ())
+    step(teacher, 0, past, np.arange(V), 5)
+    drafter = stand(scope="private")
+    drafter.remember(teacher.memory())
+    drafter.begin(0, past := history([6, 7], V, 1.0), ())
+    before = drafter.law(0)
+    step(drafter, 0, past, -np.arange(V), 5)
+    drafter.begin(1, history([6, 7], V, 1.0), ())
+    np.testing.assert_array_equal(drafter.law(1).probs, before.probs)
+    drafter._seats[0].context = history([6, 7], V, 1.0)
+    assert drafter.law(0).probs.tolist() != before.probs.tolist()
+
+
+def test_memory_goes_round_and_foreign_arrays_are_refused() -> None:
+    drafter = knowing(ToyLM(5, seed=1))
+    good = drafter.memory()
+    copy = stand(5)
+    copy.remember(good)
+    assert all(np.array_equal(copy.memory()[name], good[name]) for name in good)
+    wrong = [
+        {},
+        {**good, "keys": good["keys"][:, :1]},
+        {**good, "keys": good["keys"] + (9 << 32)},
+        {**good, "ids": good["ids"][:, :4]},
+        {**good, "ids": good["ids"] + 5},
+        {**good, "values": good["values"] * np.nan},
+        {**good, "values": good["values"] + 2},
+        {**good, "counts": good["counts"][1:]},
+        {**good, "counts": good["counts"] * 1.5},
+        {**good, "won": good["won"][:1]},
+    ]
+    for arrays in wrong:
+        with pytest.raises(InputError):
+            copy.remember(arrays)
+    assert all(np.array_equal(copy.memory()[name], good[name]) for name in good)
+    copy.forget()
+    assert len(copy.memory()["keys"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"verifier": "invariant"}, {"scope": "private"}, {"learn_rejected": True}], ids=str
+)
+def test_greedy_text_is_plains_and_samples_of_one_prompt_learn_from_each_other(tiny_llama, options: dict) -> None:
+    engine = Outrider(tiny_llama, "plain", strict=True)
+    recipe = engine.recipe("stand", {"controller": "fixed", **options})
+    prompts = [[1, 5, 9, 5, 9], [7, 7, 7], [3]]
+    params = SamplingParams(max_new_tokens=32)
+    plain = [engine.engine.submit(p, params, engine.recipe("plain")).result().token_ids for p in prompts]
+    steps = []
+    for _ in range(2):  # from an empty table, then from a hot one
+        handles = [engine.engine.submit(p, params, recipe) for p in prompts]
+        assert [handle.result().token_ids for handle in handles] == plain
+        steps.append(sum(handle.result().stats.steps for handle in handles))
+    if options.get("scope") == "private":  # an earlier request cannot be felt
+        assert steps[1] == steps[0]
+    else:
+        assert steps[1] < 0.8 * steps[0]
+    samples = engine.engine.submit(prompts[0], SamplingParams(max_new_tokens=24, temperature=0.8, n=4, seed=1), recipe)
+    assert all(len(g.token_ids) <= 24 for g in samples.results())
+
+
+def test_the_prompts_rows_are_asked_for_only_where_they_teach() -> None:
+    assert stand().needs == Needs(logits=True)
+    assert stand(learn_prompt=False).needs == Needs()
