@@ -1,0 +1,56 @@
+"""Methods that copy what was said before: in the request, in finished ones, or in a text that the caller expects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.methods import MethodInfo, Parts, option
+from outrider.protocols import Recipe
+from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, controller, verifier
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixOptions:
+    budget: int = option(32, "most candidates a step")
+    max_depth: int = option(64, "longest match that counts, in tokens")
+    memory_bytes: int = option(64 << 20, "bytes for finished requests; the oldest are forgotten first")
+    scope: Literal["shared", "private"] = option("shared", "shared: learn from finished requests; private: do not")
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+    verifier: VerifierName = option("invariant", "acceptance rule")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedOptions:
+    budget: int = option(16, "most candidates a step")
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+    verifier: VerifierName = option("invariant", "acceptance rule")
+
+
+def _suffix(parts: Parts, options: SuffixOptions) -> Recipe:
+    from outrider.draft.suffix import Suffix
+
+    drafter = Suffix(options.max_depth, options.memory_bytes, options.scope == "shared")
+    # Counted as a chain: a sure match is copied far, an unsure one spends the same candidates side by side.
+    budget = controller(options.controller, options.budget)
+    return Recipe("suffix", drafter, verifier(options.verifier), budget)
+
+
+def _predicted(parts: Parts, options: PredictedOptions) -> Recipe:
+    from outrider.draft.predicted import Predicted
+
+    budget = controller(options.controller, options.budget)
+    return Recipe("predicted", Predicted(), verifier(options.verifier), budget)
+
+
+RECIPES = (
+    MethodInfo(
+        "suffix", "continues as the longest matches went on, in this request and in finished ones",
+        "SAM-Decoding arXiv 2411.10666; SuffixDecoding arXiv 2411.04975", "retrieval", True, "nothing",
+        SuffixOptions, _suffix, "draft/suffix.py",
+    ),
+    MethodInfo(
+        "predicted", "drafts from a text the caller expects, through insertions and deletions",
+        "-", "retrieval", True, "a prediction", PredictedOptions, _predicted, "draft/predicted.py",
+    ),
+)  # fmt: skip
