@@ -1,7 +1,8 @@
-"""Draft models made of a target's own layers: a folder with those layers, trained; the rest is the target's, shared.
+"""Trained drafters on disk: a folder with a card and the weights that are the drafter's own; the rest is the target's.
 
-The file holds the layers and the final norm, in half precision; embeddings and head are the target's tensors, not
-copies. A draft belongs to one target: another fingerprint is refused, since the layers would mean nothing there.
+A draft model made of the target's layers keeps those layers and the final norm, in half precision; other kinds keep
+the tensors their own code names, in half precision or in eight bits a row. A drafter belongs to one target: another
+fingerprint is refused, since the weights would mean nothing there.
 """
 
 from __future__ import annotations
@@ -26,18 +27,22 @@ from outrider.models.truncate import chosen_layers, layer_list
 
 WEIGHTS, CARD = "model.safetensors", "drafter.json"
 FORMAT = 1
+LAYERS = "draft-model"  # the kind made of the target's own layers
+SCALE = ".scale"  # the scales of a matrix that is kept in eight bits, one a row
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCard:
-    """What a folder says of its draft: whose it is, which layers it began as, how it was made, how well it does."""
+    """What a folder says of its drafter: whose it is, how it was made, how well it does."""
 
     target: str
     fingerprint: str
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # of the target: those it began as, or those whose features it reads
     recipe: dict[str, Any] = field(default_factory=dict)
     acceptance: dict[str, Any] = field(default_factory=dict)
     licence: str = ""
+    kind: str = LAYERS
+    shape: dict[str, Any] = field(default_factory=dict)  # sizes of a network of its own
 
 
 def new_draft(target: LoadedModel, layers: tuple[int, ...]) -> PreTrainedModel:
@@ -54,9 +59,13 @@ def own_parameters(draft: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 
 def save_draft(folder: Path, draft: PreTrainedModel, card: DraftCard, dtype: torch.dtype = torch.float16) -> None:
+    """Changes the folder."""
+    write_drafter(folder, {n: w.detach().to("cpu", dtype).contiguous() for n, w in own_parameters(draft).items()}, card)
+
+
+def write_drafter(folder: Path, weights: dict[str, Tensor], card: DraftCard) -> None:
     """Changes the folder: the weights first, the card last, so that a folder with a card is complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {n: w.detach().to("cpu", dtype).contiguous() for n, w in own_parameters(draft).items()}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
         save_file(weights, Path(scratch) / WEIGHTS, {"format": "pt", "target": card.fingerprint})
         (Path(scratch) / CARD).write_text(json.dumps({"format": FORMAT, **asdict(card)}, indent=1) + "\n")
@@ -81,16 +90,7 @@ def read_card(folder: Path) -> DraftCard:
 def load_draft(folder: Path | str, target: LoadedModel) -> PreTrainedModel:
     """The draft in the target's precision, on its device, sharing its embeddings and head."""
     folder = Path(folder)
-    card = read_card(folder)
-    if card.fingerprint != target.fingerprint:
-        raise InputError(
-            f"{folder}: this draft was trained for {card.target!r} ({card.fingerprint}), not for "
-            f"{target.name!r} ({target.fingerprint}); train one for it with: outrider train distill"
-        )
-    try:
-        stored: dict[str, Tensor] = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the draft again") from error
+    card, stored = read_drafter(folder, target, LAYERS)
     draft = chosen_layers(target.model, card.layers)
     if {n: w.shape for n, w in stored.items()} != {n: w.shape for n, w in own_parameters(draft).items()}:
         raise InputError(f"{folder}: {WEIGHTS} does not hold the layers that {CARD} names; train the draft again")
@@ -100,12 +100,55 @@ def load_draft(folder: Path | str, target: LoadedModel) -> PreTrainedModel:
     return draft
 
 
-def shipped_draft(target: LoadedModel) -> Path | None:
-    """The folder of the draft that comes with the package for exactly this target, if there is one."""
+def read_drafter(folder: Path, target: LoadedModel, kind: str) -> tuple[DraftCard, dict[str, Tensor]]:
+    """The card and the tensors as stored; refused where kind or target are others."""
+    card = read_card(folder)
+    again = "outrider train distill" if kind == LAYERS else f"outrider train run --kind {kind}"
+    if card.kind != kind:
+        raise InputError(f"{folder}: holds a drafter of kind {card.kind}, not {kind}; train one with: {again}")
+    if card.fingerprint != target.fingerprint:
+        raise InputError(
+            f"{folder}: this draft was trained for {card.target!r} ({card.fingerprint}), not for "
+            f"{target.name!r} ({target.fingerprint}); train one for it with: {again}"
+        )
+    try:
+        return card, load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the draft again") from error
+
+
+def packed(weights: dict[str, Tensor], eight_bits: bool) -> dict[str, Tensor]:
+    """For storing: half precision, or matrices as int8 with one scale a row. Integers stay as they are."""
+    stored: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        weight = weight.detach().cpu()
+        if not weight.is_floating_point():
+            stored[name] = weight.contiguous()
+        elif eight_bits and weight.ndim == 2:
+            scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+            stored[name] = (weight.float() / scale).round().to(torch.int8)
+            stored[name + SCALE] = scale
+        else:
+            stored[name] = weight.half().contiguous()
+    return stored
+
+
+def unpacked(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What `packed` stored, in float32."""
+    return {
+        name: weight.float() * stored[name + SCALE] if name + SCALE in stored
+        else weight.float() if weight.is_floating_point() else weight
+        for name, weight in stored.items() if not name.endswith(SCALE)
+    }  # fmt: skip
+
+
+def shipped_draft(target: LoadedModel, kind: str = LAYERS) -> Path | None:
+    """The folder of the drafter that comes with the package for exactly this target, if there is one."""
     home = Path(str(files("outrider"))) / "data" / "drafts"
-    for card in sorted(home.glob(f"*/{CARD}")):
-        if read_card(card.parent).fingerprint == target.fingerprint:
-            return card.parent
+    for place in sorted(card.parent for card in home.glob(f"*/{CARD}")):
+        card = read_card(place)
+        if (card.fingerprint, card.kind) == (target.fingerprint, kind):
+            return place
     return None
 
 

@@ -110,6 +110,24 @@ def load_model(
     return _ready(model.to(at), tokenizer, place.name)
 
 
+def load_tokenizer(source: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that `load_model` would load, without its weights."""
+    place = _find(source)
+    common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if not place.local:
+        common["local_files_only"] = not hub.reachable()
+    with quiet_transformers() if place.local else nullcontext():
+        try:
+            tokenizer = _load_tokenizer(place, common)
+        except InputError as error:
+            if place.local or not isinstance(error.__cause__, OSError):
+                raise
+            raise _explain(error.__cause__, place, offline=common["local_files_only"]) from error
+    if tokenizer is None:
+        raise InputError(f"the model {place.name!r} comes without a tokenizer; name one that has it")
+    return tokenizer
+
+
 def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Grower, Recipe
+from outrider.protocols import Grower, Recipe, Source
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
@@ -110,18 +110,31 @@ def _tree(name: str, grower: Callable[[Parts, Any], Grower]) -> Callable[[Parts,
 
 
 def _drafted(name: str, parts: Parts, options: Any, grower: Grower, depth: int, shared: bool = False) -> Recipe:
+    from outrider.draft.cross_vocabulary import CrossVocabulary, CrossVocabularyDrafter
     from outrider.draft.grown import Grown
-    from outrider.draft.model import ModelSource
 
-    at_least("width", options.width, 1)
-    source = ModelSource(parts.runtime(_draft(parts, options.draft, options.layers)), options.width)
+    source = draft_source(parts, options.draft, options.layers, options.width)
+    kind = CrossVocabularyDrafter if isinstance(source, CrossVocabulary) else Grown
     sampled = shared or options.verifier != "invariant"
     budget = controller(options.controller, options.budget, depth)
-    return Recipe(name, Grown(source, grower, sampled, shared), verifier(options.verifier), budget)
+    return Recipe(name, kind(source, grower, sampled, shared), verifier(options.verifier), budget)
+
+
+def draft_source(parts: Parts, named: str, layers: int, width: int) -> Source:
+    """The draft model's laws over the target's tokens, whatever its own vocabulary."""
+    from outrider.draft.model import ModelSource
+    from outrider.models import LoadedModel
+    from outrider.recipes.cross import cross_source
+
+    at_least("width", width, 1)
+    draft = _draft(parts, named, layers)
+    if isinstance(draft, LoadedModel):
+        return cross_source(parts, draft, width)
+    return ModelSource(parts.runtime(draft), width)
 
 
 def _draft(parts: Parts, named: str, layers: int) -> Any:
-    """The draft model, made once for all methods of one target."""
+    """The draft model, made once for all methods of one target; with its tokenizer where that is another one."""
     key = (named, layers)
     if key not in parts.drafts:
         parts.drafts[key] = _make_draft(parts, named, layers)
@@ -136,8 +149,7 @@ def _make_draft(parts: Parts, named: str, layers: int) -> Any:
         return load_draft(named, parts.loaded)
     if named:
         loaded = parts.load(named)
-        same_vocabulary(parts.loaded, loaded)
-        return loaded.model
+        return loaded.model if same_vocabulary(parts.loaded, loaded) else loaded
     if not layers and (shipped := shipped_draft(parts.loaded)) is not None:
         return load_draft(shipped, parts.loaded)
     total = int(parts.loaded.model.config.get_text_config().num_hidden_layers)
@@ -201,7 +213,7 @@ def _info(
 
 RECIPES = (
     _info(
-        "draft-model", "a smaller model of the same vocabulary drafts a chain",
+        "draft-model", "a smaller model drafts a chain, through text where its vocabulary is another",
         "arXiv 2211.17192; arXiv 2302.01318", ChainOptions, _chain("draft-model"), "draft/model.py",
     ),
     _info(
