@@ -13,38 +13,192 @@ import typer
 
 from outrider.cli.output import Json, check_json, emit, err, out
 from outrider.cli.shell import STDOUT
-from outrider.errors import InputError
+from outrider.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
-    from outrider.train.distill import Point
+    from outrider.train.loop import Point
 
+KINDS = ("eagle3",)  # what `train run` makes; `train distill` makes draft models
 SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+Model = Annotated[str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="Of the target: float32, bfloat16 or float16.")]
+Tokens = Annotated[str, typer.Option("--tokens", help="How much text the target writes: 500k, 12M, ...")]
+Length = Annotated[int, typer.Option("--length", help="Tokens of one sequence.")]
+Shard = Annotated[int, typer.Option("--shard", help="Sequences that are written together.")]
+Steps = Annotated[int, typer.Option("--steps", help="Updates of the drafter.")]
+Batch = Annotated[int, typer.Option("--batch", help="Sequences an update.")]
+Rate = Annotated[float, typer.Option("--lr", help="Highest learning rate.")]
+LossName = Annotated[str, typer.Option("--loss", help="kl, tvd or mix.")]
+Licence = Annotated[str, typer.Option("--licence", help="A line for the drafter's card.")]
+SaveEvery = Annotated[float, typer.Option("--save-every", help="Minutes between checkpoints.")]
 
 app = typer.Typer(no_args_is_help=True, help="Make a drafter for a model, from text that the model writes itself.")
 
 
 @app.command()
+def data(
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the text goes, and resumes from.")],
+    model: Model = "smollm2",
+    tokens: Tokens = "5M",
+    length: Length = 1024,
+    shard: Shard = 1024,
+    about_every: Annotated[
+        int, typer.Option("--about-every", help="Of so many shards, one is about text of the others; 0: none.")
+    ] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="Of the text.")] = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = None,
+) -> None:
+    """Let the target write prompts and answers, to train its drafter on.
+
+    Run it again after an interruption: it goes on where it was.
+    """
+    check_json(json)
+    wanted = parse_count(tokens)
+    if min(length, shard) < 1 or about_every < 0:
+        raise InputError("--length and --shard must be above zero, --about-every zero or more")
+    from outrider.models import load_model
+    from outrider.train.selfdata import DataPlan, write_data
+
+    target = load_model(model, device=device, dtype=dtype)
+    plan = DataPlan(wanted, length, shard, about_every=about_every, seed=seed)
+    with _bar() as (show, describe):
+        describe("writing text")
+        text = write_data(target, plan, folder, show)
+    rows, all_rows = len(text.tokens), plan.shards * plan.batch
+    if json != STDOUT:
+        out().print(
+            f"{folder}: {text.tokens.numel():,} tokens, {text.answer_tokens:,} of them answers, in {rows:,} sequences; "
+            f"{all_rows - rows:,} repeated ones left out"
+        )
+    emit(json, {"folder": str(folder), "sequences": rows, "repeated": all_rows - rows,
+                "tokens": text.tokens.numel(), "answers": text.answer_tokens})  # fmt: skip
+
+
+@app.command()
+def run(
+    text: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")],
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the drafter goes, and resumes from.")],
+    begin: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="A finished drafter to go on from.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--kind", help=f"What to train: {', '.join(KINDS)}.")] = "eagle3",
+    model: Model = "smollm2",
+    layers: Annotated[str, typer.Option("--layers", help="Whose inputs are read, such as 2,15,27.")] = "",
+    vocab: Annotated[int, typer.Option("--vocab", help="Tokens the drafter can say.")] = 16_384,
+    intermediate: Annotated[int, typer.Option("--intermediate", help="Width of its MLP; 0: the target's.")] = 0,
+    unroll: Annotated[int, typer.Option("--unroll", help="Steps trained on its own states.")] = 6,
+    steps: Steps = 3000,
+    batch: Batch = 16,
+    rate: Rate = 1e-3,
+    loss: LossName = "kl",
+    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Store matrices as int8.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the weights and of the batches.")] = 0,
+    licence: Licence = "",
+    save_every: SaveEvery = 2.0,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = None,
+) -> None:
+    """Train a drafter on the target's hidden states over text it wrote.
+
+    Run it again after an interruption: it goes on where it was.
+    """
+    check_json(json)
+    if kind not in KINDS:
+        raise UnknownName(f"unknown kind {kind!r}; known kinds: {', '.join(KINDS)}")
+    if min(vocab, unroll, steps, batch) < 1 or intermediate < 0 or not (rate > 0 and math.isfinite(rate)):
+        raise InputError("--vocab, --unroll, --steps, --batch and --lr must be above zero")
+    from outrider.models import load_model
+    from outrider.train.distill import pick_layers
+    from outrider.train.eagle3 import Eagle3Plan, train_eagle3
+    from outrider.train.selfdata import read_data
+
+    target = load_model(model, device=device, dtype=dtype)
+    total = int(target.model.config.get_text_config().num_hidden_layers)
+    plan = Eagle3Plan(
+        steps=steps, batch=batch, lr=rate, loss=loss, seed=seed, vocab=vocab, intermediate=intermediate, unroll=unroll,
+        layers=pick_layers(layers, total) if layers else (), eight_bits=eight_bits,
+    )  # fmt: skip
+    read = read_data(text, target.fingerprint)
+    with _bar() as (show, describe):
+        describe("training")
+        _, curve = train_eagle3(
+            target, read, plan, folder, licence=licence, save_every=60 * save_every, begin=begin,
+            on_progress=lambda step, of, point: show(step, of, _line(point)),
+        )  # fmt: skip
+    if json != STDOUT:
+        out().print(f"{folder}: {kind}; {_line(curve[-1])}")
+    emit(json, {"folder": str(folder), "kind": kind, "curve": [asdict(point) for point in curve]})
+
+
+@app.command(name="eval")
+def evaluate(
+    drafter: Annotated[Path, typer.Option("--drafter", metavar="FOLDER", help="Made by `outrider train run`.")],
+    prompts: Annotated[Path, typer.Option("--prompts", metavar="FILE", help="JSONL with prompt, turns or messages.")],
+    model: Model = "smollm2",
+    budgets: Annotated[str, typer.Option("--budgets", help="Nodes of the trees.")] = "16,32",
+    temperatures: Annotated[str, typer.Option("--temperatures", help="0 is greedy.")] = "0,1",
+    depth: Annotated[int, typer.Option("--depth", help="How deep a tree may be.")] = 6,
+    new: Annotated[int, typer.Option("--max-new-tokens", help="Of each answer.")] = 128,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences that run together.")] = 8,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first so many prompts.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sampled answers.")] = 0,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = None,
+) -> None:
+    """Decode prompts with a trained drafter and say how much of it is accepted."""
+    check_json(json)
+    if min(depth, new, batch) < 1:
+        raise InputError("--depth, --max-new-tokens and --batch must be above zero")
+    from rich.table import Table
+
+    from outrider.models import load_model
+    from outrider.prompts import read_prompts
+    from outrider.train.evaluate import EvalPlan
+    from outrider.train.evaluate import evaluate as decode
+
+    plan = EvalPlan(
+        tuple(int(n) for n in _numbers("--budgets", budgets)), tuple(_numbers("--temperatures", temperatures)),
+        depth, new, batch, seed=seed,
+    )  # fmt: skip
+    listed = read_prompts(prompts, limit)
+    target = load_model(model, device=device, dtype=dtype)
+    with _bar() as (show, describe):
+        describe("decoding")
+        rows = decode(target, drafter, listed, plan, show)
+    if json != STDOUT:
+        table = Table("group", *(f"{n} nodes, T={t:g}" for n in plan.budgets for t in plan.temperatures))
+        for group in dict.fromkeys(row.group for row in rows):
+            table.add_row(group, *(f"{row.accepted:.2f}" for row in rows if row.group == group))
+        out().print(table)
+    emit(json, {"drafter": str(drafter), "plan": asdict(plan), "rows": [row.as_dict() for row in rows]})
+
+
+@app.command()
 def distill(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft goes, and resumes from.")],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")
-    ] = "smollm2",
+    model: Model = "smollm2",
     layers: Annotated[str, typer.Option("--layers", help="How many layers to keep, or which: 0,1,2,28,29.")] = "5",
-    tokens: Annotated[str, typer.Option("--tokens", help="How much text the target writes: 500k, 12M, ...")] = "6M",
-    length: Annotated[int, typer.Option("--length", help="Tokens of one sequence.")] = 1024,
-    shard: Annotated[int, typer.Option("--shard", help="Sequences that are written together.")] = 1024,
-    steps: Annotated[int, typer.Option("--steps", help="Updates of the draft.")] = 3000,
-    batch: Annotated[int, typer.Option("--batch", help="Sequences an update.")] = 32,
-    rate: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,
-    loss: Annotated[str, typer.Option("--loss", help="kl, tvd or mix.")] = "mix",
+    tokens: Tokens = "6M",
+    length: Length = 1024,
+    shard: Shard = 1024,
+    steps: Steps = 3000,
+    batch: Batch = 32,
+    rate: Rate = 1e-3,
+    loss: LossName = "mix",
     seed: Annotated[int, typer.Option("--seed", help="Of the text and of the batches.")] = 0,
-    licence: Annotated[str, typer.Option("--licence", help="A line for the draft's card.")] = "",
+    licence: Licence = "",
     data: Annotated[
         Path | None, typer.Option("--data", metavar="FOLDER", help="Where the text is; else OUT/data.")
     ] = None,
-    save_every: Annotated[float, typer.Option("--save-every", help="Minutes between checkpoints.")] = 2.0,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Of the target: float32, bfloat16 or float16.")] = None,
+    save_every: SaveEvery = 2.0,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = None,
 ) -> None:
     """Keep a few of the target's layers and align them with it, on text it writes itself.
@@ -62,7 +216,7 @@ def distill(
 
     target = load_model(model, device=device, dtype=dtype)
     chosen = pick_layers(layers, int(target.model.config.get_text_config().num_hidden_layers))
-    plan = DistillPlan(chosen, steps, batch, rate, loss=loss, seed=seed)
+    plan = DistillPlan(layers=chosen, steps=steps, batch=batch, lr=rate, loss=loss, seed=seed)
     sampling = DataPlan(wanted, length, shard, seed=seed)
     with _bar() as (show, describe):
         describe("writing text")
@@ -87,6 +241,16 @@ def parse_count(text: str) -> int:
     if not (count >= 1 and math.isfinite(count)):
         raise InputError(f"--tokens {text}: write a number such as 500k or 12M")
     return int(count)
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(number >= 0 and math.isfinite(number) for number in numbers):
+        raise InputError(f"{name} {text}: write numbers such as 16,32")
+    return numbers
 
 
 def _line(point: Point) -> str:

@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import InputError
 
+FORCED, USER, ANSWER = 0, 1, 2  # roles of tokens
+
 # How a user turn begins, how long the user must go on at least, and how the turn ends.
 OPENINGS: tuple[tuple[str, int, str], ...] = (
     ("", 6, ""),
@@ -73,6 +75,8 @@ class Dialogue:
     pieces: tuple[Piece, ...]
     first: tuple[int, ...]
     ends: frozenset[int]
+    marks: tuple[str, str, str] = ("", "", "")  # before the first user turn, before an answer, before a later user turn
+    follow: tuple[int, ...] = ()  # the pieces that may follow an answer
 
 
 def dialogue(tokenizer: PreTrainedTokenizerBase | None, eos_ids: frozenset[int], start: int) -> Dialogue:
@@ -98,7 +102,7 @@ def dialogue(tokenizer: PreTrainedTokenizerBase | None, eos_ids: frozenset[int],
         for text in REQUESTS
     ]
     ends = {ids(answer_mark)[0], ids(user_mark)[0], *eos_ids, *tokenizer.all_special_ids}
-    return Dialogue(tuple(pieces), tuple(range(openings)), frozenset(ends))
+    return Dialogue(tuple(pieces), tuple(range(openings)), frozenset(ends), (head, answer_mark, user_mark), follow)
 
 
 def template_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:

@@ -2,16 +2,18 @@
 
 All sequences of a shard run in step and have one length, so that no token is padding and no mask is needed; turn marks
 are forced, the rest is sampled. Answers follow the target's own law at a few temperatures; user turns are cut harder,
-with a hotter first token, since a small model's free-running users drift into nonsense. A shard depends only on
-the seed and its number, so an interrupted run goes on where it was.
+with a hotter first token, since a small model's free-running users drift into nonsense. Every third shard is about
+answers of earlier ones. A shard depends only on the seed, its number and the shards before it, is whole or not there,
+and carries a checksum, so an interrupted run goes on where it was. No first user turn comes twice.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from outrider.errors import InputError
 from outrider.models import LoadedModel
-from outrider.train.dialogue import Dialogue, dialogue
+from outrider.train.dialogue import ANSWER, FORCED, USER, Dialogue, dialogue
+from outrider.train.material import Answer, about, answers_in
 
-FORCED, USER, ANSWER = 0, 1, 2  # roles of tokens
 NEVER = -math.inf
 # Not cuDNN's attention, which plans anew for every length: a text that grows by a token a pass has a thousand.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -41,11 +43,12 @@ class DataPlan:
     tokens: int
     length: int = 1024  # of a sequence
     batch: int = 1024  # sequences of a shard; they run together
-    answer_temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0, 1.0)  # one is drawn for each sequence
+    answer_temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 0.7, 1.0)  # one is drawn for each sequence
     user_temperature: float = 0.8
     user_first_temperature: float = 1.5  # of a user turn's first token: what the turn is about
     user_min_p: float = 0.05
     most: int = 400  # tokens of a turn, before it is ended by force
+    about_every: int = 3  # of so many shards the last is about answers of earlier ones; 0: none is
     seed: int = 0
 
     @property
@@ -71,7 +74,7 @@ def write_data(
     start = target.model.config.get_text_config().bos_token_id
     script = dialogue(target.tokenizer, target.eos_ids, start or 0)
     identity = json.dumps({"target": target.fingerprint, **asdict(plan), "tokens": 0})
-    shards, each = [], plan.length * plan.batch
+    shards, seen, each = list[SelfData](), set[bytes](), plan.length * plan.batch
     for number in range(plan.shards):
         path = folder / f"shard-{number:04d}.safetensors"
         if (shard := _read(path, identity)) is None:
@@ -79,25 +82,98 @@ def write_data(
             def on_step(step: int, before: int = number * each) -> None:
                 on_progress(before + step * plan.batch, plan.shards * each)
 
-            shard = sample_shard(target.model, script, plan, number, on_step)
-            save_file(asdict(shard), f"{path}.partial", {"plan": identity})
+            own = _about_earlier(target, script, plan, number, shards)
+            shard = _unseen(sample_shard(target.model, own, plan, number, on_step), seen)
+            save_file(asdict(shard), f"{path}.partial", {"plan": identity, "digest": digest(shard)})
             os.replace(f"{path}.partial", path)
+        seen.update(_keys(shard))
         shards.append(shard)
         on_progress((number + 1) * each, plan.shards * each)
+    return joined(shards)
+
+
+def read_data(folder: Path, fingerprint: str) -> SelfData:
+    """All the text in `folder`; refused where another target wrote it."""
+    paths = sorted(folder.glob("shard-*.safetensors"))
+    if not paths:
+        raise InputError(f"{folder}: no text here; write some with: outrider train data --out {folder}")
+    shards = []
+    for path in paths:
+        about, shard = _load(path)
+        writer = json.loads(about["plan"])["target"]
+        if writer != fingerprint:
+            raise InputError(f"{path} was written by another target ({writer}), not by this one ({fingerprint})")
+        shards.append(shard)
+    return joined(shards)
+
+
+def joined(shards: Sequence[SelfData]) -> SelfData:
     return SelfData(torch.cat([s.tokens for s in shards]), torch.cat([s.roles for s in shards]))
+
+
+def digest(data: SelfData) -> str:
+    """A short name for exactly this text."""
+    made = hashlib.sha256(data.tokens.numpy().tobytes())
+    made.update(data.roles.numpy().tobytes())
+    return made.hexdigest()[:16]
 
 
 def _read(path: Path, identity: str) -> SelfData | None:
     if not path.exists():
         return None
+    about, shard = _load(path)
+    if about["plan"] != identity:
+        raise InputError(f"{path} was written by another target or plan; choose another folder or remove it")
+    return shard
+
+
+def _load(path: Path) -> tuple[dict[str, str], SelfData]:
     try:
         with safe_open(path, "pt") as file:
-            stored = (file.metadata() or {}).get("plan")
-        if stored == identity:
-            return SelfData(**load_file(path))
-    except (OSError, SafetensorError, TypeError) as error:
+            about = file.metadata() or {}
+        shard = SelfData(**load_file(path))
+        if about["digest"] != digest(shard):
+            raise InputError(f"{path} is damaged: its checksum differs; remove it and run again")
+        return about, shard
+    except (OSError, SafetensorError, TypeError, KeyError) as error:
         raise InputError(f"{path} cannot be read ({error}); remove it and run again") from error
-    raise InputError(f"{path} was written by another target or plan; choose another folder or remove it")
+
+
+def _about_earlier(
+    target: LoadedModel, script: Dialogue, plan: DataPlan, number: int, shards: Sequence[SelfData]
+) -> Dialogue:
+    """The script of a shard: its conversations are about earlier answers when it is its turn and there are enough."""
+    if not plan.about_every or (number + 1) % plan.about_every or not script.follow or target.tokenizer is None:
+        return script
+    head, mark = (len(target.tokenizer.encode(text, add_special_tokens=False)) for text in script.marks[:2])
+    answers: list[Answer] = []
+    for shard in shards:
+        for tokens, roles in zip(shard.tokens.numpy(), shard.roles.numpy(), strict=True):
+            answers += answers_in(tokens, roles, head, mark, script.ends)
+    if len(answers) < plan.batch // 4:
+        return script
+    seed = plan.seed * 1_000_003 + number
+    return about(script, target.tokenizer, answers, plan.batch, plan.length * 5 // 8, seed)
+
+
+def _unseen(shard: SelfData, seen: set[bytes]) -> SelfData:
+    """The sequences whose beginning is new, each once."""
+    known, kept = set(seen), []
+    for row, key in enumerate(_keys(shard)):
+        if key not in known:
+            known.add(key)
+            kept.append(row)
+    return SelfData(shard.tokens[kept], shard.roles[kept])
+
+
+def _keys(shard: SelfData) -> list[bytes]:
+    """What must not come twice: everything up to the first answer; all of a sequence without a user."""
+    keys = []
+    for tokens, roles in zip(shard.tokens.numpy(), shard.roles.numpy(), strict=True):
+        asked = (roles == FORCED).sum() > 1  # more than a start token
+        end = int((roles == ANSWER).argmax()) or len(tokens)
+        keys.append(hashlib.sha256(tokens[: end if asked else None].tobytes()).digest())
+    return keys
 
 
 @torch.inference_mode()
@@ -150,6 +226,7 @@ class _Turns:
             return values[torch.randint(len(values), (plan.batch,), generator=noise, device=device)]
 
         then = [(p.then or (i,)) * (choices // len(p.then or (i,))) for i, p in enumerate(pieces)]
+        firsts = table(script.first)
         zero = torch.zeros(plan.batch, dtype=torch.int64, device=device)
         return cls(
             plan, noise,
@@ -160,7 +237,8 @@ class _Turns:
             then=table(then),
             ends=table(sorted(script.ends)).long(),
             temperature=pick(table(plan.answer_temperatures)),
-            piece=pick(table(script.first)), place=zero, turn=zero.clone(),
+            # as many beginnings as sequences: each once
+            piece=firsts if len(firsts) == plan.batch else pick(firsts), place=zero, turn=zero.clone(),
         )  # fmt: skip
 
     def first_tokens(self) -> Tensor:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.train import selfdata
 from outrider.train.dialogue import OPENINGS, Dialogue, Piece, dialogue, template_marks
-from outrider.train.selfdata import ANSWER, FORCED, USER, DataPlan, sample_shard, write_data
+from outrider.train.material import Answer, about, answers_in
+from outrider.train.selfdata import ANSWER, FORCED, USER, DataPlan, SelfData, read_data, sample_shard, write_data
 
 PLAN = DataPlan(tokens=2 * 8 * 24, length=24, batch=8)
 
@@ -105,3 +108,71 @@ def test_text_of_another_plan_or_target_is_refused(tiny_llama: LoadedModel, tmp_
     (tmp_path / "shard-0000.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match="remove it"):
         write_data(tiny_llama, PLAN, tmp_path)
+
+
+def test_no_beginning_comes_twice(tiny_llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two user turns that are equal, in one shard or in two, leave one sequence: the first."""
+    roles = torch.tensor([[0, 0, 1, 2, 2]] * 4, dtype=torch.uint8)
+    shards = [
+        SelfData(torch.tensor([[7, 8, 1, 5, 5], [7, 8, 2, 5, 5], [7, 8, 1, 6, 6], [7, 8, 3, 5, 5]]).int(), roles),
+        SelfData(torch.tensor([[7, 8, 2, 9, 9], [7, 8, 4, 5, 5], [7, 8, 5, 5, 5], [7, 8, 4, 5, 6]]).int(), roles),
+    ]
+    monkeypatch.setattr(selfdata, "sample_shard", lambda *a: shards[a[3]])
+    plan = DataPlan(tokens=40, length=5, batch=4)
+    for _ in range(2):  # the second time from the files
+        made = write_data(tiny_llama, plan, tmp_path)
+        assert [row[2:4] for row in made.tokens.tolist()] == [[1, 5], [2, 5], [3, 5], [4, 5], [5, 5]]
+
+
+def test_damaged_text_is_refused(tiny_llama: LoadedModel, tmp_path: Path) -> None:
+    write_data(tiny_llama, PLAN, tmp_path)
+    path = tmp_path / "shard-0000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    for read in (lambda: write_data(tiny_llama, PLAN, tmp_path), lambda: read_data(tmp_path, tiny_llama.fingerprint)):
+        with pytest.raises(InputError, match="checksum differs"):
+            read()
+    del data
+    save_file(load_file(path), path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_data(tmp_path, tiny_llama.fingerprint)
+
+
+def test_text_is_read_back_by_its_own_target_only(tiny_llama: LoadedModel, tmp_path: Path) -> None:
+    made = write_data(tiny_llama, PLAN, tmp_path)
+    assert torch.equal(read_data(tmp_path, tiny_llama.fingerprint).tokens, made.tokens)
+    with pytest.raises(InputError, match="another target"):
+        read_data(tmp_path, "0" * 16)
+    with pytest.raises(InputError, match="outrider train data"):
+        read_data(tmp_path / "nowhere", tiny_llama.fingerprint)
+
+
+def test_answers_are_found_with_the_question_that_began_the_conversation() -> None:
+    said = list(range(100, 170))
+    tokens = np.array([1, 2, 50, 51, 3, *said, 9, 4, 60, 3, *said[:5], 9, 4, 3, *said, 9, 4])
+    roles = np.array([0, 0, 1, 1, 0, *[2] * 71, 0, 1, 0, *[2] * 6, 0, 0, *[2] * 71, 0])
+    found = answers_in(tokens, roles, head=2, mark=1, ends=frozenset({9}))
+    assert found == [Answer(tuple(said), (50, 51)), Answer(tuple(said))]  # five tokens are no material
+    assert answers_in(tokens[:-1], roles[:-1], 2, 1, frozenset({9}))[1:] == []  # cut off by the end
+
+
+def test_conversations_about_earlier_answers_carry_them_whole(smollm2: LoadedModel) -> None:
+    tokenizer = smollm2.tokenizer
+    assert tokenizer is not None
+    script = dialogue(tokenizer, smollm2.eos_ids, 0)
+    prose = "Bees live in hives. They make honey. " * 10
+    code = "```python\ndef add(a, b):\n    return a + b\n```\n" * 5
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    made = about(script, tokenizer, [Answer(ids(prose), ids("What do bees do?")), Answer(ids(code))], 40, 300, 0)
+    texts = [tokenizer.decode(made.pieces[i].tokens) for i in made.first]
+    head, mark, _ = script.marks
+    assert len(texts) == 40 and made.pieces[: len(script.pieces)] == script.pieces
+    assert all(text.startswith(head) and text.endswith(mark) for text in texts)
+    assert all(prose.strip() in text or code.strip() in text for text in texts)
+    assert any("Question: What do bees do?" in text for text in texts)
+    assert any("Summarize" in text for text in texts) and any("type hints" in text for text in texts)
+    assert all(made.pieces[i].answer and made.pieces[i].then == script.follow for i in made.first)

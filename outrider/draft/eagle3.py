@@ -1,0 +1,200 @@
+"""EAGLE-3: one trained layer that goes on from the target's own hidden states, as a source for any grower.
+
+arXiv 2503.01840; trees as in EAGLE-2 (arXiv 2406.16858) come from the grower. Lossless. Where the target has been, the
+layer reads its true features, never its own guesses; inside a tree each candidate reads its parent's state and sees the
+text and its ancestors. Its laws follow the temperature; other warping is left to verification. Cost: one forward of the
+layer a tree level over the whole batch, and one over the accepted tokens a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.draft.eagle3_layer import Eagle3Layer
+from outrider.draft.feature_cache import FeatureCache
+from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord
+from outrider.tree import QRow, TokenTree
+
+AT_ONCE = 64  # rows of text that wait for the next draft; more are run by themselves
+NOTHING = QRow(np.empty(0, dtype=np.int64), np.empty(0))
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One sequence. Row t of the cache reads the target's features at t and the token at t + 1."""
+
+    context: Context
+    length: int = 0  # rows of text in the cache
+    waiting: list[Tensor] = field(default_factory=list)  # features of the rows that come next, [rows, 3d] each
+    states: Tensor | None = None  # [nodes, d] of the tree in flight; node 0 is the last row of the text
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows of one slot in one forward: they see the first `base` cache rows, and `sees` from there on."""
+
+    slot: int
+    base: int
+    start: int  # where the first of them is stored
+    positions: NDArray[np.int64]  # [rows]
+    sees: NDArray[np.bool_]  # [rows, n]
+    tokens: Sequence[int]
+    states: Tensor  # [rows, d]
+
+    @property
+    def reach(self) -> int:
+        return self.base + self.sees.shape[1]
+
+
+class Eagle3Source:
+    name = "eagle3"
+
+    def __init__(
+        self, net: Eagle3Layer, embed: Callable[[Tensor], Tensor], *, width: int = 64,
+        active: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:  # fmt: skip
+        """`embed` is the target's; `active` surrounds every forward; a law keeps its `width` likeliest tokens."""
+        self.net, self.embed, self.width, self.active = net, embed, min(width, net.shape.vocab), active
+        self.needs = Needs(hidden=net.shape.layers)
+        weight = net.lm_head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self._cache = FeatureCache(net.shape.kv_heads, net.shape.head_dim, weight.dtype, weight.device)
+        self._seats: dict[int, _Seat] = {}
+
+    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+        self._seats[slot] = seat = _Seat(context)
+        self._cache.reserve(slot + 1, 0)
+        for chunk in chunks:
+            if chunk.slot == slot:
+                seat.waiting.append(self._features(chunk.scores))
+                self._absorb(slot, seat)
+
+    def end(self, slot: int) -> None:
+        self._seats.pop(slot, None)
+
+    @torch.inference_mode()
+    def start(self, slots: Sequence[int]) -> list[QRow]:
+        """The law after each pending token, from the target's features before it; nothing where there are none yet."""
+        fresh = [slot for slot in slots if self._seats[slot].waiting]
+        for slot in fresh:
+            if sum(map(len, self._seats[slot].waiting)) > AT_ONCE:
+                self._absorb(slot, self._seats[slot])
+        blocks = [self._text(slot, self._seats[slot]) for slot in fresh]
+        for slot, block, states in zip(fresh, blocks, self._forward(blocks), strict=True):
+            seat = self._seats[slot]
+            seat.length, seat.waiting, seat.states = block.reach, [], states[-1:]
+        roots = {slot: own[:1] for slot in slots if (own := self._seats[slot].states) is not None}
+        laws = dict(zip(roots, self._laws(list(roots), list(roots.values())), strict=True))
+        for slot in roots:
+            self._seats[slot].states = roots[slot]  # a tree that was begun and left is forgotten
+        return [laws[slot][0] if slot in laws else NOTHING for slot in slots]
+
+    @torch.inference_mode()
+    def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
+        blocks = []
+        for slot, tree, first in zip(slots, trees, done, strict=True):
+            seat = self._seats[slot]
+            assert seat.states is not None and len(seat.states) == first, "earlier nodes ran before"
+            last = seat.length - 1  # the row of node 0; node i stands i rows behind it
+            states = seat.states[torch.from_numpy(tree.parents[first:]).to(self.device)]
+            positions = last + tree.depths[first:]
+            sees = tree.ancestor_mask()[first:]
+            blocks.append(_Block(slot, last, last + first, positions, sees, tree.tokens[first:].tolist(), states))
+        out = self._forward(blocks)
+        for slot, states in zip(slots, out, strict=True):
+            seat = self._seats[slot]
+            assert seat.states is not None
+            seat.states = torch.cat([seat.states, states])
+        return self._laws(slots, out)
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        """The target's features of what was accepted take the place of our own, with the next draft."""
+        seat = self._seats[slot]
+        rows = [0, *record.verdict.path][: len(record.emitted)]
+        if rows:
+            seat.waiting.append(self._features(record.scores)[rows])
+            seat.states = None
+
+    @torch.inference_mode()
+    def _features(self, scores: Scores) -> Tensor:
+        return torch.cat([scores.hidden[layer] for layer in self.net.shape.layers], -1).to(self.device, self.dtype)
+
+    @torch.inference_mode()
+    def _absorb(self, slot: int, seat: _Seat) -> None:
+        """Changes state: run all that waits but the last row, whose law the next draft wants."""
+        features = torch.cat(seat.waiting)
+        seat.waiting = [features[:-1]]
+        if len(features) > 1:
+            block = self._text(slot, seat)
+            self._forward([block])
+            seat.length = block.reach
+        seat.waiting = [features[-1:]]
+
+    def _text(self, slot: int, seat: _Seat) -> _Block:
+        """What waits of the text, as rows behind what the cache holds of it."""
+        features, first = torch.cat(seat.waiting), seat.length
+        count = len(features)
+        tokens = seat.context.tokens[first + 1 : first + count + 1].tolist()
+        positions = np.arange(first, first + count)
+        return _Block(slot, first, first, positions, np.tri(count, dtype=bool), tokens, self.net.fuse(features))
+
+    def _forward(self, blocks: Sequence[_Block]) -> list[Tensor]:
+        """The states after these rows, [rows, d] each, all slots in one pass; writes their keys and values."""
+        if not blocks:
+            return []
+        counts = [len(b.tokens) for b in blocks]
+        batch, rows, reach = len(blocks), max(counts), max(b.reach for b in blocks)
+        inputs = np.zeros((2, batch, rows), dtype=np.int64)
+        sees = np.zeros((batch, 1, rows, reach), dtype=bool)
+        sees[..., 0] = True  # so that padded rows stay finite
+        for i, (block, count) in enumerate(zip(blocks, counts, strict=True)):
+            inputs[0, i, :count], inputs[1, i, :count] = block.tokens, block.positions
+            sees[i, 0, :count, : block.base] = True
+            sees[i, 0, :count, block.base : block.reach] = block.sees
+        tokens, positions = torch.from_numpy(inputs).to(self.device)
+        state = blocks[0].states[None] if batch == 1 else torch.stack([_padded(b.states, rows) for b in blocks])
+        mask = None if sees.all() else torch.from_numpy(sees).to(self.device)
+        slots = [block.slot for block in blocks]
+        self._cache.reserve(0, reach)
+        with self.active():
+            q, k, v = self.net.project(self.embed(tokens).to(self.dtype), state, positions)
+            self._cache.write(slots, [block.start for block in blocks], counts, k, v)
+            state = self.net.finish(state, _attend(q, *self._cache.read(slots, reach), mask))
+        return [own[:count] for own, count in zip(state, counts, strict=True)]
+
+    def _laws(self, slots: Sequence[int], states: Sequence[Tensor]) -> list[list[QRow]]:
+        """One law a state, likeliest first: one product with the head and one transfer for the whole batch."""
+        if not slots:
+            return []
+        heat = [
+            self._seats[slot].context.temperature or 1.0 for slot, own in zip(slots, states, strict=True) for _ in own
+        ]
+        with self.active():
+            logits = self.net.logits(torch.cat(list(states))).float()
+        logits /= torch.tensor(heat, device=self.device)[:, None]
+        values, places = logits.topk(self.width, dim=-1)
+        probs = (values - logits.logsumexp(-1, keepdim=True)).double().exp().cpu().numpy()
+        ids = self.net.ids[places].cpu().numpy()
+        rows = iter([QRow(i[p > 0], p[p > 0]) for i, p in zip(ids, probs, strict=True)])
+        return [[next(rows) for _ in own] for own in states]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Query heads that share a key head become rows of one problem: [B, Hq, R, D]."""
+    batch, heads, rows, dim = q.shape
+    group = heads // k.shape[1]
+    folded = q.reshape(batch, k.shape[1], group * rows, dim)
+    wide = mask.repeat(1, 1, group, 1) if mask is not None else None
+    return scaled_dot_product_attention(folded, k, v, attn_mask=wide).reshape(batch, heads, rows, dim)
+
+
+def _padded(states: Tensor, rows: int) -> Tensor:
+    return torch.nn.functional.pad(states, (0, 0, 0, rows - len(states)))

@@ -1,0 +1,147 @@
+"""The network of an EAGLE-3 drafter: one decoder layer over the target's fused features and the token that followed.
+
+arXiv 2503.01840. Position t reads the state of t (fused features of three target layers, or this layer's own output
+when the target has not been there) and the token after it, and says the law of the token after that. Embeddings are the
+target's, handed in. Parameters carry the names that serving engines read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+MAP = "d2t"  # the tensor that maps draft ids to the target's
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Shape:
+    hidden: int  # d, the target's
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    layers: tuple[int, ...]  # target layers whose inputs are fused
+    vocab: int  # tokens the drafter can say
+    theta: float = 10_000.0
+    eps: float = 1e-5
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Eagle3Shape:
+        return cls(**{**stored, "layers": tuple(stored["layers"])})
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = _wide(x)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    """Projections only: who sees whom is the caller's business."""
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(2 * shape.hidden, q, bias=False)
+        self.k_proj = nn.Linear(2 * shape.hidden, kv, bias=False)
+        self.v_proj = nn.Linear(2 * shape.hidden, kv, bias=False)
+        self.o_proj = nn.Linear(q, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, R, 2d] and [B, R] -> queries [B, Hq, R, D], keys and values [B, Hk, R, D]; rotated by position."""
+        parts = (proj(x).unflatten(-1, (-1, self.shape.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        half = self.shape.head_dim // 2
+        steps = torch.arange(half, device=x.device, dtype=torch.float32) / half
+        angles = positions[:, None, :, None] * self.shape.theta**-steps  # [B, 1, R, D / 2]
+        cos, sin = angles.cos(), angles.sin()
+        return _rotated(q, cos, sin), _rotated(k, cos, sin), v
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = _wide(x).chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(shape), MLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)  # of the embedding
+        self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+
+
+class Eagle3Layer(nn.Module):
+    """`fuse`, then `project`, attention by the caller, `finish`; `logits` reads a finished state."""
+
+    ids: Tensor  # [vocab]: the target's id of each draft id, rising
+
+    def __init__(self, shape: Eagle3Shape, ids: Tensor) -> None:
+        super().__init__()
+        self.shape = shape
+        self.fc = nn.Linear(len(shape.layers) * shape.hidden, shape.hidden, bias=False)
+        self.midlayer = Layer(shape)
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.register_buffer("ids", ids.long(), persistent=False)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file keeps: the weights, and the target's id of each draft id less the draft id."""
+        return {**dict(self.named_parameters()), MAP: self.ids - torch.arange(len(self.ids), device=self.ids.device)}
+
+    @classmethod
+    def from_tensors(cls, shape: Eagle3Shape, tensors: Mapping[str, Tensor]) -> Eagle3Layer:
+        """The inverse; KeyError or RuntimeError where the tensors are not those of this shape."""
+        ids = tensors[MAP].long() + torch.arange(shape.vocab)
+        net = cls(shape, ids)
+        net.load_state_dict({name: tensor for name, tensor in tensors.items() if name != MAP})
+        return net.requires_grad_(False)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """[..., 3d] -> [..., d]: the state where the target has been."""
+        return self.fc(features)
+
+    def project(self, embedded: Tensor, state: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of rows: the next token's embedding beside the state, both normed."""
+        layer = self.midlayer
+        return layer.self_attn(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1), positions)
+
+    def finish(self, state: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output, which is the next state: attended is [B, Hq, R, D]."""
+        layer = self.midlayer
+        state = state + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return state + layer.mlp(layer.post_attention_layernorm(state))
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Over the draft vocabulary."""
+        return self.lm_head(self.norm(state))

@@ -1,0 +1,98 @@
+"""How well a trained drafter does in the engine: accepted length by group of prompts, node budget and temperature.
+
+Nothing is estimated: every figure comes from decoding with the drafter. Accepted length counts tokens emitted a target
+step, the target's own included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.api import Outrider
+from outrider.generation import Generation
+from outrider.models import LoadedModel
+from outrider.models.drafts import read_card
+from outrider.prompts import Prompt
+from outrider.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    budgets: tuple[int, ...] = (16, 32)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    depth: int = 6
+    new_tokens: int = 128
+    batch: int = 8  # sequences that run together
+    max_context: int = 2048
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    budget: int
+    temperature: float
+    group: str
+    prompts: int
+    tokens: int
+    steps: int
+    by_depth: tuple[float, ...]  # acceptance at each depth
+
+    @property
+    def accepted(self) -> float:
+        return self.tokens / max(self.steps, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "budget": self.budget, "temperature": self.temperature, "group": self.group, "prompts": self.prompts,
+            "tokens": self.tokens, "steps": self.steps, "accepted": round(self.accepted, 3),
+            "by_depth": [round(rate, 3) for rate in self.by_depth],
+        }  # fmt: skip
+
+
+def evaluate(
+    target: LoadedModel, folder: Path, prompts: Sequence[Prompt], plan: EvalPlan,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Row]:  # fmt: skip
+    """One row for each budget, temperature and group, and one for all groups together; first turns only."""
+    kind = read_card(folder).kind
+    limits = {"max_slots": plan.batch, "max_context": plan.max_context}
+    settings = [(budget, temperature) for budget in plan.budgets for temperature in plan.temperatures]
+    rows = []
+    with Outrider(target, "plain", limits=limits, strict=True) as engine:
+        asked = [(prompt.group, _tokens(engine, prompt)[-(plan.max_context - plan.new_tokens) :]) for prompt in prompts]
+        for done, (budget, temperature) in enumerate(settings):
+            options = {"drafter": str(folder), "budget": budget, "depth": plan.depth, "controller": "fixed"}
+            recipe = engine.recipe(kind, options)
+            params = SamplingParams(max_new_tokens=plan.new_tokens, temperature=temperature, seed=plan.seed)
+            handles = [(group, engine.engine.submit(tokens, params, recipe)) for group, tokens in asked]
+            results = [(group, handle.result()) for group, handle in handles]
+            groups = list(dict.fromkeys(group for group, _ in results))
+            for name in [*groups, *(["all"] if len(groups) > 1 else [])]:
+                members = [result for group, result in results if name in (group, "all")]
+                rows.append(_row(budget, temperature, name, members))
+            on_progress(done + 1, len(settings))
+    return rows
+
+
+def _tokens(engine: Outrider, prompt: Prompt) -> list[int]:
+    if getattr(engine.tokenizer, "chat_template", None):
+        return engine.encode_chat(prompt.conversation())
+    return engine.encode(prompt.raw())
+
+
+def _row(budget: int, temperature: float, group: str, results: Sequence[Generation]) -> Row:
+    stats = [result.stats for result in results]
+    depth = max((len(own.offered_at) for own in stats), default=0)
+
+    def total(counts: Sequence[Sequence[int]], at: int) -> int:
+        return sum(own[at] for own in counts if at < len(own))
+
+    offered, taken = [own.offered_at for own in stats], [own.accepted_at for own in stats]
+    rates = tuple(total(taken, at) / max(total(offered, at), 1) for at in range(depth))
+    return Row(
+        budget, temperature, group, len(stats), sum(own.new_tokens for own in stats), sum(own.steps for own in stats),
+        rates,
+    )  # fmt: skip

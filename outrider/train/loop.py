@@ -1,0 +1,207 @@
+"""The loop that all kinds of drafters are trained in: schedule, batches, checkpoints and the curve.
+
+Batches are a function of the step alone, so a run that was killed goes on from its last checkpoint with the same steps.
+One device; the kind says what an update and a measurement are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from outrider.errors import InputError, UnknownName
+from outrider.models.drafts import CARD
+from outrider.train.losses import LOSSES, Loss
+from outrider.train.selfdata import SelfData, digest
+
+CHECKPOINT, CURVE, PICTURE = "checkpoint.safetensors", "curve.json", "curve.svg"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # the names AdamW gives its state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPlan:
+    steps: int = 2000
+    batch: int = 32  # sequences a step
+    lr: float = 1e-3
+    warmup: float = 0.05  # share of the steps
+    weight_decay: float = 0.01
+    loss: str = "mix"
+    held_out: int = 32  # sequences that only measure
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One entry of the training curve, over held-out answers."""
+
+    step: int
+    loss: float
+    greedy: float  # acceptance of a single draft token
+    sampled: float
+    seconds: float = 0.0
+    depths: tuple[float, ...] = ()  # greedy acceptance at each depth, for kinds that train several
+
+
+Progress = Callable[[int, int, Point], None]  # step, of, the latest point
+
+
+class Learner(Protocol):
+    """One kind of drafter while it is trained."""
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]: ...
+    def backward(self, batch: SelfData) -> Tensor: ...  # adds to the gradients; the loss of an answer token
+    def measure(self, data: SelfData) -> Point: ...  # its step, loss and seconds are the loop's
+
+
+def train(
+    learner: Learner, data: SelfData, plan: LoopPlan, folder: Path, about: dict[str, Any], *,
+    on_progress: Progress = lambda step, of, point: None,
+    save_every: float = 120.0,  # seconds
+    measure_every: int = 100,  # steps
+) -> list[Point]:  # fmt: skip
+    """Update the learner's weights, going on from the checkpoint in `folder`; `about` tells runs apart."""
+    weights = learner.weights
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    optimizer = torch.optim.AdamW(
+        weights.values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay,
+        fused=next(iter(weights.values())).is_cuda,
+    )  # fmt: skip
+    identity = json.dumps({**about, **asdict(plan), "data": digest(data)})
+    done, curve = _resume(folder / CHECKPOINT, identity, weights, optimizer)
+    held_out, training = split(data, plan.held_out)
+    before = curve[-1].seconds if curve else 0.0
+    began = saved = time.monotonic()
+    running = list[Tensor]()
+
+    def note(step: int, loss: float) -> None:
+        seen = asdict(learner.measure(held_out))
+        curve.append(
+            Point(**seen | {"step": step, "loss": loss, "seconds": round(before + time.monotonic() - began, 1)})
+        )
+
+    if not curve:
+        note(0, math.nan)
+    for step in range(done, plan.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = plan.lr * schedule(step, plan)
+        optimizer.zero_grad(set_to_none=True)
+        running.append(learner.backward(batch_of(training, plan, step)))
+        nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        optimizer.step()
+        on_progress(step + 1, plan.steps, curve[-1])
+        if (step + 1) % measure_every == 0 or step + 1 == plan.steps:
+            note(step + 1, float(torch.stack(running).mean()))
+            running = []
+            if time.monotonic() - saved >= save_every and step + 1 < plan.steps:
+                _save(folder / CHECKPOINT, identity, step + 1, curve, weights, optimizer)
+                saved = time.monotonic()
+    for weight in weights.values():
+        weight.requires_grad_(False)
+    return curve
+
+
+def prepare(plan: LoopPlan, data: SelfData, folder: Path) -> None:
+    """Refuse what cannot work before the work; make the folder."""
+    if plan.loss not in LOSSES:
+        raise UnknownName(f"unknown loss {plan.loss!r}; known losses: {', '.join(LOSSES)}")
+    if len(data.tokens) <= plan.held_out:
+        raise InputError(f"{len(data.tokens)} sequences are too few: {plan.held_out} are held out; write more tokens")
+    if (folder / CARD).exists():
+        raise InputError(f"{folder} already holds a finished draft; choose another folder or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def finish(folder: Path, curve: list[Point]) -> None:
+    """Changes the folder: the curve as numbers and, where matplotlib is there, as a picture; no checkpoint any more."""
+    from outrider.train.picture import draw_curve
+
+    (folder / CURVE).write_text(json.dumps([asdict(point) for point in curve], indent=1).replace("NaN", "null") + "\n")
+    draw_curve(curve, folder / PICTURE)
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def schedule(step: int, plan: LoopPlan) -> float:
+    """Linear warm-up, then a cosine down to a twentieth."""
+    warm = max(1, round(plan.warmup * plan.steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, plan.steps - warm)))
+
+
+def split(data: SelfData, held_out: int) -> tuple[SelfData, SelfData]:
+    """Sequences that only measure, spread over all the data, and the others."""
+    rows = torch.zeros(len(data.tokens), dtype=torch.bool)
+    rows[torch.linspace(0, len(rows) - 1, held_out).long()] = True
+    return SelfData(data.tokens[rows], data.roles[rows]), SelfData(data.tokens[~rows], data.roles[~rows])
+
+
+def batch_of(data: SelfData, plan: LoopPlan, step: int) -> SelfData:
+    """A function of the step alone, so that a resumed run sees the same batches: every sequence once an epoch."""
+    count = len(data.tokens)
+    wanted = range(step * plan.batch, (step + 1) * plan.batch)
+    orders = {e: _order(count, plan.seed, e) for e in {i // count for i in wanted}}
+    rows = torch.tensor([int(orders[i // count][i % count]) for i in wanted])
+    return SelfData(data.tokens[rows], data.roles[rows])
+
+
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+def parts(data: SelfData, device: torch.device) -> Iterator[SelfData]:
+    """On the device, and so few that both models' logits fit in its memory with room to spare."""
+    rows = 16 if device.type == "cuda" else 4
+    for tokens, roles in zip(data.tokens.split(rows), data.roles.split(rows), strict=True):
+        yield SelfData(tokens.to(device).long(), roles.to(device))
+
+
+def fast(loss: Loss, device: torch.device) -> Loss:
+    """Fused on a GPU, where the passes over a large vocabulary would otherwise be half of a step's time."""
+    return torch.compile(loss) if device.type == "cuda" else loss
+
+
+def _save(
+    path: Path, identity: str, step: int, curve: list[Point], weights: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> None:  # fmt: skip
+    tensors = {f"weight.{name}": weight.detach() for name, weight in weights.items()}
+    for name, weight in weights.items():
+        tensors |= {f"{moment}.{name}": optimizer.state[weight][moment] for moment in MOMENTS}
+    points = json.dumps([asdict(point) for point in curve])
+    save_file(tensors, f"{path}.partial", {"plan": identity, "step": str(step), "curve": points})
+    os.replace(f"{path}.partial", path)
+
+
+def _resume(
+    path: Path, identity: str, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> tuple[int, list[Point]]:
+    """Puts a checkpoint's tensors in place; how many steps are done, and the curve so far."""
+    if not path.exists():
+        return 0, []
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read ({error}); remove it to begin again") from error
+    if about.get("plan") != identity:
+        raise InputError(f"{path} belongs to another target, plan or text; choose another folder or remove it")
+    step = int(about["step"])
+    for name, weight in weights.items():
+        weight.data.copy_(tensors[f"weight.{name}"])
+        moments = {moment: tensors[f"{moment}.{name}"].to(weight.device) for moment in MOMENTS}
+        optimizer.state[weight] = {"step": torch.tensor(float(step), device=weight.device), **moments}
+    return step, [Point(**point | {"depths": tuple(point["depths"])}) for point in json.loads(about["curve"])]

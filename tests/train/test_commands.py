@@ -1,0 +1,106 @@
+"""The commands that make and judge a drafter, end to end on a small model folder; and the method that uses it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from outrider.api import Outrider
+from outrider.cli import app
+from outrider.errors import InputError
+from outrider.models import LoadedModel
+from outrider.models.drafts import read_card, shipped_draft
+
+
+def run(*command: str) -> dict:
+    result = CliRunner().invoke(app, ["train", *command, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*command: str) -> str:
+    result = CliRunner().invoke(app, ["train", *command])
+    assert result.exit_code == 2 and result.output.startswith("error: "), result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def model(four_layers: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    four_layers.model.save_pretrained(folder)
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return folder
+
+
+def test_data_run_and_eval_from_nothing_but_a_model(model: Path, tmp_path: Path) -> None:
+    text, drafter, prompts = tmp_path / "text", tmp_path / "drafter", tmp_path / "prompts.jsonl"
+    common = ("--model", str(model), "--device", "cpu")
+    written = run("data", *common, "--tokens", "3k", "--length", "32", "--shard", "64", "--out", str(text))
+    assert written["tokens"] == 32 * written["sequences"] and written["sequences"] + written["repeated"] == 128
+    sizes = "--vocab 40 --unroll 2 --steps 4 --batch 4 --layers 0,1,2".split()
+    trained = run("run", *common, "--data", str(text), "--out", str(drafter), *sizes)
+    assert trained["kind"] == "eagle3" and [point["step"] for point in trained["curve"]] == [0, 4]
+    assert len(trained["curve"][-1]["depths"]) == 2 and read_card(drafter).layers == (0, 1, 2)
+    more = run("run", *common, "--data", str(text), "--from", str(drafter), "--out", str(tmp_path / "more"), *sizes)
+    assert more["curve"][0]["greedy"] == pytest.approx(trained["curve"][-1]["greedy"], abs=0.02)
+    prompts.write_text('{"prompt": "w3 w4 w5", "category": "qa"}\n{"prompt": "w9 w8", "category": "math"}\n')
+    judged = run("eval", *common, "--drafter", str(drafter), "--prompts", str(prompts), "--budgets", "4",
+                 "--temperatures", "0,1", "--max-new-tokens", "8")  # fmt: skip
+    assert [(row["temperature"], row["group"]) for row in judged["rows"]] == [
+        (t, group) for t in (0.0, 1.0) for group in ("qa", "chat", "all")
+    ]  # math is one of the chat categories
+    for row in judged["rows"]:
+        assert row["tokens"] <= 8 * row["prompts"] and 1 <= row["accepted"] <= 5
+    whole = CliRunner().invoke(app, ["train", "eval", *common, "--drafter", str(drafter), "--prompts", str(prompts)])
+    assert whole.exit_code == 0 and "16 nodes, T=0" in whole.output and "all" in whole.output
+
+
+def test_wrong_options_are_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    common = ("--model", str(model), "--device", "cpu", "--out", str(tmp_path / "out"))
+    assert "known kinds: eagle3" in refused("run", *common, "--data", str(tmp_path), "--kind", "eagle9")
+    assert "outrider train data" in refused("run", *common, "--data", str(tmp_path))
+    assert "above zero" in refused("run", *common, "--data", str(tmp_path), "--unroll", "0")
+    assert "above zero" in refused("data", *common, "--shard", "0")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "w3"}\n')
+    judge = ("eval", "--model", str(model), "--drafter", str(tmp_path), "--prompts", str(prompts))
+    assert "--budgets a" in refused(*judge, "--budgets", "a")
+    assert "no draft here" in refused(*judge)
+
+
+def test_a_target_without_a_drafter_decodes_plainly_and_says_how_to_train_one(
+    tiny_llama: LoadedModel, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with caplog.at_level(logging.WARNING, "outrider"):
+        engine = Outrider(tiny_llama, "eagle3")
+    assert "outrider train run --kind eagle3" in caplog.text
+    assert engine.generate([[1, 2, 3]], max_new_tokens=5)[0].stats.drafted == 0
+    with pytest.raises(InputError, match="no draft here"):
+        engine.recipe("eagle3", {"drafter": str(tmp_path)})
+
+
+def test_the_shipped_drafter_is_small_belongs_to_the_embedded_model_and_is_accepted(smollm2: LoadedModel) -> None:
+    folder = shipped_draft(smollm2, "eagle3")
+    assert folder is not None and sum(file.stat().st_size for file in folder.iterdir()) < 40e6
+    assert read_card(folder).kind == "eagle3" and "Apache-2.0" in read_card(folder).licence
+    draft = shipped_draft(smollm2)
+    assert draft is not None and read_card(draft).kind == "draft-model"
+    engine = Outrider(smollm2, "plain", strict=True)
+    prompt = engine.encode_chat([{"role": "user", "content": "What is 12 times 7? Explain it step by step."}])
+    recipe = engine.recipe("eagle3", {"budget": 16, "controller": "fixed"})
+    results = {
+        name: engine.engine.submit(prompt, engine._params(None, {"max_new_tokens": 32}), own).result()
+        for name, own in (("plain", engine.recipe("plain")), ("eagle3", recipe))
+    }
+    assert results["eagle3"].token_ids == results["plain"].token_ids
+    assert results["eagle3"].stats.mean_accepted > 1.8

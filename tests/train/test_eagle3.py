@@ -1,0 +1,277 @@
+"""Masks, shifts and gradients of the unroll equal a drafter run by hand; training beats the unigram prior."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
+from outrider.errors import InputError
+from outrider.models import LoadedModel
+from outrider.models.drafts import packed, read_card, unpacked
+from outrider.recipes.trained import load_eagle3
+from outrider.train.eagle3 import (
+    Eagle3Learner,
+    Eagle3Plan,
+    answers,
+    attend,
+    default_layers,
+    draft_vocabulary,
+    look,
+    new_layer,
+    train_eagle3,
+    unrolled,
+)
+from outrider.train.loop import CHECKPOINT, CURVE, Point, split
+from outrider.train.losses import LOSSES
+from outrider.train.selfdata import ANSWER, DataPlan, SelfData, write_data
+from tests.train.conftest import make_target
+
+PLAN = Eagle3Plan(steps=30, batch=8, lr=3e-3, held_out=16, vocab=40, unroll=3, intermediate=32)
+
+
+def layer(vocab: int = 7, dtype: torch.dtype = torch.float64) -> Eagle3Layer:
+    torch.manual_seed(5)
+    net = Eagle3Layer(Eagle3Shape(8, 4, 2, 4, 12, (0, 1), vocab), torch.arange(vocab)).to(dtype)
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    return net
+
+
+def by_hand(net: Eagle3Layer, embedded: torch.Tensor, state: torch.Tensor, step: int, column: int) -> torch.Tensor:
+    """What a drafter does that drafts `step` tokens ahead to arrive at `column`, row by row, without any mask.
+
+    The chain starts from true states up to column - step, then feeds each output back one column later.
+    """
+    last = column - step
+    keys, values = [], []
+
+    def row(own: torch.Tensor, at: int) -> torch.Tensor:
+        q, k, v = net.project(embedded[:, at : at + 1], own, torch.tensor([[at]]))
+        keys.append(k)
+        values.append(v)
+        heads = q.shape[1] // k.shape[1]
+        k, v = (torch.cat(part, 2).repeat_interleave(heads, 1) for part in (keys, values))
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return net.finish(own, weights @ v)
+
+    out = torch.zeros(0)
+    for at in range(last + 1):
+        out = row(state[:, at : at + 1], at)
+    for at in range(last + 1, column + 1):
+        out = row(out, at)
+    return out[:, 0]
+
+
+def test_every_column_of_every_step_equals_a_drafter_unrolled_by_hand() -> None:
+    net = layer()
+    embedded, state = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(2, 6, 8, dtype=torch.float64)
+    for step, after in enumerate(unrolled(net, embedded, state, 4)):
+        for column in range(step, 6):
+            torch.testing.assert_close(after[:, column], by_hand(net, embedded, state, step, column))
+
+
+def test_its_gradients_equal_those_of_the_hand_unroll() -> None:
+    net = layer()
+    embedded = torch.randn(1, 5, 8, dtype=torch.float64)
+    state = torch.randn(1, 5, 8, dtype=torch.float64, requires_grad=True)
+    found = []
+    for way in ("unrolled", "by hand"):
+        net.zero_grad()
+        state.grad = None
+        if way == "unrolled":
+            total = sum(after[:, step:].sin().sum() for step, after in enumerate(unrolled(net, embedded, state, 3)))
+        else:
+            total = sum(by_hand(net, embedded, state, s, c).sin().sum() for s in range(3) for c in range(s, 5))
+        total.backward()
+        found.append(
+            {"state": state.grad, **{n: w.grad.clone() for n, w in net.named_parameters() if w.grad is not None}}
+        )
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 8
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], msg=name)
+
+
+def test_a_column_sees_nothing_that_comes_later_nor_true_states_it_would_not_have() -> None:
+    net = layer()
+    embedded, state = torch.randn(1, 6, 8, dtype=torch.float64), torch.randn(1, 6, 8, dtype=torch.float64)
+    before = [after.clone() for after in unrolled(net, embedded, state, 3)]
+    changed = state.clone()
+    changed[:, 3] += 1.0
+    for step, after in enumerate(unrolled(net, embedded, changed, 3)):
+        touched = (after != before[step]).any(-1)[0].tolist()
+        assert touched == [column >= 3 + step for column in range(6)]
+
+
+def test_large_scores_stay_finite() -> None:
+    torch.manual_seed(0)
+    q, k, v = (200 * torch.randn(1, 2, 5, 4) for _ in range(3))
+    out = attend(q, (k, v), [(-k, v)])
+    assert out.isfinite().all()
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # the first column sees itself alone
+
+
+def test_the_loss_counts_answers_inside_the_vocabulary_and_weighs_steps(
+    four_layers: LoadedModel, text: SelfData
+) -> None:
+    """Against the closed form: the mean over answer tokens of a weighted sum of KL from the restricted target."""
+    net = new_layer(four_layers, text, PLAN)
+    batch = SelfData(text.tokens[:3], text.roles[:3].clone())
+    batch.roles[:, :20] = 1
+    learner = Eagle3Learner(four_layers, net, PLAN, LOSSES["kl"])
+    loss = learner.backward(batch)
+    logits, embedded, state = look(four_layers, net, batch.tokens.long())
+    expected, count = 0.0, int((batch.roles == ANSWER).sum())
+    for step, after in enumerate(unrolled(net, embedded, state, 3)):
+        q = net.logits(after).log_softmax(-1)
+        for row in range(3):
+            for column in range(step, batch.tokens.shape[1] - 2):
+                goal = logits[row, column + 1]
+                if batch.roles[row, column + 2] == ANSWER and int(goal.argmax()) in net.ids.tolist():
+                    p = goal[net.ids].log_softmax(-1)
+                    expected += 0.8**step * float((p.exp() * (p - q[row, column].detach())).sum())
+    assert float(loss) == pytest.approx(expected / count / (1 + 0.8 + 0.64), rel=1e-4)
+    assert all(w.grad is not None and w.grad.isfinite().all() for w in learner.weights.values())
+    assert all(w.grad is None for w in four_layers.model.parameters())
+
+
+def test_a_text_without_answers_teaches_nothing(four_layers: LoadedModel, text: SelfData) -> None:
+    net = new_layer(four_layers, text, PLAN)
+    silent = SelfData(text.tokens[:4], torch.zeros_like(text.roles[:4]))
+    learner = Eagle3Learner(four_layers, net, PLAN, LOSSES["kl"])
+    assert float(learner.backward(silent)) == 0
+    assert not any(w.grad.any() for w in learner.weights.values() if w.grad is not None)
+
+
+def test_columns_are_two_tokens_behind_what_they_say() -> None:
+    part = SelfData(torch.arange(6)[None], torch.tensor([[0, 1, 2, 2, 1, 2]]))
+    assert answers(part).tolist() == [[True, True, False, True, False, False]]
+
+
+def test_the_draft_vocabulary_is_what_answers_say_most_and_what_ends_them() -> None:
+    data = SelfData(torch.tensor([[9, 5, 5, 7, 3, 3, 3]]), torch.tensor([[1, 2, 2, 2, 2, 2, 1]]))
+    assert draft_vocabulary(data, 3, 12, frozenset({11})).tolist() == [3, 5, 11]
+    assert draft_vocabulary(data, 4, 12, frozenset({11})).tolist() == [3, 5, 7, 11]
+    assert draft_vocabulary(data, 99, 12, frozenset()).tolist() == list(range(12))
+
+
+def test_default_layers_are_low_middle_high() -> None:
+    assert default_layers(30) == (2, 15, 27)
+    assert default_layers(2) == (0, 1) and default_layers(1) == (0,)
+
+
+def test_training_beats_a_drafter_that_copies_the_unigram_prior(tmp_path: Path) -> None:
+    target = make_target(0)
+    with torch.no_grad():  # the next token hangs on the last one mostly: something to learn in seconds
+        for name, weight in target.model.named_parameters():
+            weight.mul_(
+                {"model.embed_tokens.weight": 5.0, "lm_head.weight": 4.0}.get(name, 0.3 if weight.ndim == 2 else 1)
+            )
+    text = write_data(target, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path / "data")
+    _, curve = train_eagle3(target, text, replace(PLAN, vocab=64, steps=60), tmp_path, measure_every=30)
+    held_out, training = split(text, PLAN.held_out)
+    prior = torch.bincount(training.tokens[training.roles == ANSWER].long(), minlength=64).double()
+    prior /= prior.sum()
+    p = target.model(held_out.tokens.long()).logits[:, 1:-1].double().softmax(-1)
+    wanted = held_out.roles[:, 2:] == ANSWER
+    overlap = float(torch.minimum(p, prior).sum(-1)[wanted].mean())
+    likeliest = float((p.argmax(-1) == prior.argmax())[wanted].double().mean())
+    assert curve[-1].sampled > overlap + 0.1 and curve[-1].greedy > likeliest + 0.1
+    assert curve[-1].sampled > curve[0].sampled and curve[-1].loss < curve[1].loss
+    assert [point["step"] for point in json.loads((tmp_path / CURVE).read_text())] == [0, 30, 60]
+    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_a_stored_drafter_comes_back_and_says_the_same(
+    four_layers: LoadedModel, text: SelfData, tmp_path: Path, eight_bits: bool
+) -> None:
+    plan = replace(PLAN, steps=3, eight_bits=eight_bits)
+    net, _ = train_eagle3(four_layers, text, plan, tmp_path, licence="Apache-2.0")
+    card = read_card(tmp_path)
+    assert (card.kind, card.layers, card.licence) == ("eagle3", (1, 2), "Apache-2.0")
+    again = load_eagle3(tmp_path, four_layers)
+    assert torch.equal(again.ids, net.ids)
+    state = torch.randn(1, 4, 32)
+    torch.testing.assert_close(again.logits(state), net.logits(state), atol=0.1 if eight_bits else 0.01, rtol=0.02)
+
+
+def test_eight_bits_keep_each_value_within_half_a_step_of_its_row() -> None:
+    weights = {"a": torch.randn(5, 9) * torch.tensor([[1.0], [10.0], [0.1], [3.0], [0.0]]), "b": torch.randn(4)}
+    stored = packed(weights, eight_bits=True)
+    assert stored["a"].dtype == torch.int8 and stored["b"].dtype == torch.float16
+    step = weights["a"].abs().amax(1, keepdim=True) / 127
+    assert ((unpacked(stored)["a"] - weights["a"]).abs() <= 0.5 * step + 1e-9).all()
+
+
+def test_a_drafter_of_another_target_or_kind_is_refused(
+    four_layers: LoadedModel, another: LoadedModel, text: SelfData, tmp_path: Path
+) -> None:
+    train_eagle3(four_layers, text, replace(PLAN, steps=1), tmp_path)
+    with pytest.raises(InputError, match="trained for .* outrider train run --kind eagle3"):
+        load_eagle3(tmp_path, another)
+    card = json.loads((tmp_path / "drafter.json").read_text())
+    (tmp_path / "drafter.json").write_text(json.dumps(card | {"kind": "draft-model"}))
+    with pytest.raises(InputError, match="of kind draft-model, not eagle3"):
+        load_eagle3(tmp_path, four_layers)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.train.conftest import make_target
+from tests.train.test_eagle3 import PLAN
+from outrider.train.eagle3 import train_eagle3
+from outrider.train.selfdata import DataPlan, write_data
+
+target = make_target(0)
+folder = Path(sys.argv[2])
+plan = DataPlan(tokens=6 * 32 * 48, length=48, batch=32)
+
+def kill(step, of, point):
+    if step == 17:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def kill_data(done, of):
+    if done >= of // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[3] == "data":
+    write_data(target, plan, folder, kill_data)
+else:
+    text = write_data(target, plan, folder / "data")
+    train_eagle3(target, text, PLAN, folder, measure_every=5, save_every=0, on_progress=kill)
+"""
+
+
+@pytest.mark.parametrize("what", ["data", "run"])
+def test_what_was_killed_goes_on_and_ends_the_same(
+    four_layers: LoadedModel, text: SelfData, tmp_path: Path, what: str
+) -> None:
+    root = str(Path(__file__).parents[2])
+    killed = subprocess.run([sys.executable, "-c", KILLED, root, str(tmp_path), what], capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+    if what == "data":
+        written = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+        assert written == [f"shard-000{i}.safetensors" for i in range(len(written))] and 2 <= len(written) < 6
+        resumed = write_data(four_layers, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path)
+        assert torch.equal(resumed.tokens, text.tokens) and torch.equal(resumed.roles, text.roles)
+        return
+    assert (tmp_path / CHECKPOINT).exists() and not (tmp_path / "drafter.json").exists()
+    steps: list[int] = []
+
+    def note(step: int, of: int, point: Point) -> None:
+        steps.append(step)
+
+    resumed_net, curve = train_eagle3(four_layers, text, PLAN, tmp_path, measure_every=5, on_progress=note)
+    whole, _ = train_eagle3(four_layers, text, PLAN, tmp_path / "whole", measure_every=5)
+    assert steps == list(range(16, 31)) and [point.step for point in curve] == [0, 5, 10, 15, 20, 25, 30]
+    for (name, a), b in zip(whole.named_parameters(), resumed_net.parameters(), strict=True):
+        assert torch.equal(a, b), name
