@@ -1,19 +1,24 @@
-"""The comparison: every contender on every prompt, interleaved in one process so that a drift of the machine hits all.
+"""The comparison: every contender on every prompt, interleaved so that a drift of the machine hits all.
 
-Warm-up and prefill stand apart. Warm-up warms the machine, not the methods: contenders begin afresh after it and in
-each round. A later turn is conditioned on the baseline's earlier answers. Statistics are the business of `figures`.
+One suite at one batch size and one temperature. Warm-up and prefill stand apart. Warm-up warms the machine, not the
+methods: contenders begin afresh after it and in each round. A later turn is conditioned on the baseline's earlier
+answers. What was measured goes into a `Book` at once; statistics are the business of `figures`.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from outrider.bench.contenders import Contender, Run, Runner
+from outrider.bench.contenders import Contender, Forgets, Run, Runner
+from outrider.bench.journal import Book, Failure, Key, Unit
 from outrider.bench.machine import machine
-from outrider.errors import InputError
+from outrider.bench.ties import Difference, classified, look_up
+from outrider.errors import InputError, OutriderError
 from outrider.noise import fresh_seed
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
@@ -21,10 +26,15 @@ from outrider.prompts import Prompt
 if TYPE_CHECKING:
     from outrider.api import Outrider
 
+T = TypeVar("T")
 WARM_UP_TOKENS = 16
-MOST_GAPS = 20  # first differences of a contender whose margin is looked up
+MOST_FAILURES = 2  # then a contender is left out of the rest
 
 Progress = Callable[[int, int, str], None]  # runs done, runs in all, what comes next
+
+
+class Unsupported(OutriderError):
+    """A contender cannot do what is asked (a batch, a temperature); not a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,39 +43,21 @@ class Plan:
     rounds: int = 1
     batch: int = 1
     raw: bool = False  # no chat template
+    memory: Literal["keep", "reset"] = "keep"  # what drafters learnt: kept within a round, or reset at every prompt
+    shuffled: bool = False  # prompts and contenders in another order each round
+    keep_going: bool = False  # without a contender that fails, and without prompts that do not fit
+    settle_s: float = 0.0  # idle time between two runtimes: threads of the one before may still be spinning
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; use 1 or more")
+        if self.memory not in ("keep", "reset"):
+            raise InputError(f"memory is {self.memory!r}; use keep or reset")
         if self.params.n != 1:
             raise InputError(f"a comparison takes one sample a prompt, not {self.params.n}; use rounds to repeat it")
         if self.params.seed is None:  # one for all contenders, or there would be nothing to compare
             object.__setattr__(self, "params", self.params.with_(seed=fresh_seed()))
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where an answer first departs from the baseline's."""
-
-    label: str
-    unit: int  # which unit of the comparison
-    member: int  # which prompt of its batch
-    position: int  # tokens of the answer before it
-    gap: float | None = None  # between the two likeliest tokens there, in nats; None where it was not looked up
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One batch of prompts at one turn in one round, answered by every contender."""
-
-    case: int  # which batch of prompts
-    ids: tuple[str, ...]
-    group: str
-    turn: int
-    round: int
-    prompts: tuple[list[int], ...]  # token ids
-    runs: dict[str, Run]  # by label, in the order they ran
 
 
 @dataclass(slots=True)
@@ -76,6 +68,8 @@ class Comparison:
     units: list[Unit] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)  # turns that grew past the context
     differences: list[Difference] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    bandwidth: float | None = None  # bytes a second, measured in the same run
     complete: bool = False
 
     @property
@@ -85,25 +79,31 @@ class Comparison:
 
 def compare(
     engine: Outrider, prompts: Sequence[Prompt], contenders: Sequence[Contender], plan: Plan,
-    source: str = "built-in", on_progress: Progress | None = None,
+    source: str = "built-in", on_progress: Progress | None = None, book: Book | None = None,
 ) -> Comparison:  # fmt: skip
-    """Run it all. An interrupt ends it early: what every contender had answered by then is kept."""
-    _check(engine, prompts, plan)
-    comparison = Comparison(list(contenders), _settings(engine, prompts, plan, source), machine())
+    """Run it all, less what the book holds already. An interrupt ends it early: what all had answered is kept."""
+    book = book or Book()
+    prompts, skipped = _fitting(engine, prompts, plan)
+    comparison = Comparison(list(contenders), settings(engine, prompts, plan, source), machine(), skipped=skipped)
     cases = batches(prompts, plan.batch)
-    tracker = _Tracker(plan.rounds * len(contenders) * sum(max(p.rounds for p in case) for case in cases), on_progress)
+    total = plan.rounds * len(contenders) * sum(max(p.rounds for p in case) for case in cases)
+    race = _Race(engine, comparison, plan, book, _Tracker(total, on_progress))
     try:
-        _warm_up(engine, cases[0], contenders, plan, tracker)
+        if not book.complete:
+            race.warm_up(cases[0])
         for round_ in range(plan.rounds):
-            runners = {c.label: c.begin() for c in contenders}
-            for index, case in enumerate(cases):
-                _run_case(engine, comparison, runners, plan, round_, index, case, tracker)
+            race.begin(round_)
+            for index in _shuffled(range(len(cases)), round_) if plan.shuffled else range(len(cases)):
+                race.run(round_, index, cases[index])
         comparison.complete = True
     except KeyboardInterrupt:
         pass
-    comparison.differences = list(_differences(comparison))
+    comparison.differences = list(differences(comparison))
     if comparison.complete and plan.params.greedy:
-        _look_up_gaps(engine, comparison, plan)
+        look_up(engine, comparison, plan.params, book)
+    comparison.differences = classified(comparison, book)
+    if comparison.complete and not any(failure.fault for failure in comparison.failures):
+        book.finish()
     return comparison
 
 
@@ -156,7 +156,121 @@ class _Tracker:
         self.doing("")
 
 
-def _check(engine: Outrider, prompts: Sequence[Prompt], plan: Plan) -> None:
+@dataclass(slots=True)
+class _Race:
+    """The state of a comparison while it runs."""
+
+    engine: Outrider
+    comparison: Comparison
+    plan: Plan
+    book: Book
+    tracker: _Tracker
+    runners: dict[str, Runner] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)  # failed for good
+    last_runtime: str = ""
+
+    def warm_up(self, case: Sequence[Prompt]) -> None:
+        params = self.plan.params
+        params = params.with_(max_new_tokens=min(WARM_UP_TOKENS, params.max_new_tokens), min_new_tokens=0)
+        ids = [_encode(self.engine, prompt, (), self.plan.raw) for prompt in case]
+        for contender in self.comparison.contenders:
+            self.tracker.doing(f"warm-up: {contender.label}")
+            try:
+                contender.begin()(ids, params)
+            except Exception as error:
+                self._failed(contender.label, None, error)
+                self.left_out.add(contender.label)
+
+    def begin(self, round_: int) -> None:
+        """Afresh: nothing learnt in an earlier round is known."""
+        contenders = [c for c in self.comparison.contenders if c.label not in self.left_out]
+        self.labels = [c.label for c in contenders]
+        if self.plan.shuffled:
+            self.labels = _shuffled(self.labels, round_)
+        self.runners = {}
+        if not self.book.complete:
+            for contender in contenders:
+                self._begin(contender)
+
+    def run(self, round_: int, index: int, case: Sequence[Prompt]) -> None:
+        """Turn after turn; a unit is kept once every contender has answered it."""
+        answers: list[list[str]] = [[] for _ in case]
+        too_long: set[int] = set()
+        comparison = self.comparison
+        for turn in range(max(prompt.rounds for prompt in case)):
+            members, ids = [], []
+            for i, prompt in enumerate(case):
+                if prompt.rounds <= turn or i in too_long:
+                    continue
+                encoded = _encode(self.engine, prompt, answers[i], self.plan.raw)
+                if len(encoded) < self.engine.target.max_context:
+                    members.append(i)
+                    ids.append(encoded)
+                else:
+                    too_long.add(i)
+                    skip = {"id": prompt.id, "turn": turn, "round": round_, "tokens": len(encoded)}
+                    comparison.skipped.append(skip)
+            if not members:
+                self.tracker.advance(len(self.labels))
+                continue
+            key = Key(round_, index, turn)
+            unit = Unit(index, tuple(case[i].id for i in members), case[0].group, turn, round_, tuple(ids), {})
+            self.book.open(key, unit)
+            self._answer(key, unit)
+            comparison.units.append(unit)
+            for i, text in zip(members, unit.runs[comparison.baseline].texts, strict=True):
+                answers[i].append(text)
+
+    def _answer(self, key: Key, unit: Unit) -> None:
+        if self.plan.memory == "reset":
+            for runner in self.runners.values():
+                if isinstance(runner, Forgets):
+                    runner.forget()
+        by_label = {c.label: c for c in self.comparison.contenders}
+        for label in order(self.labels, len(self.comparison.units)):
+            self.tracker.doing(f"{unit.group} {unit.ids[0]}: {label}")
+            run = self.book.run(key, label) or self._measure(key, unit, by_label[label])
+            if run is not None:
+                unit.runs[label] = run
+            self.tracker.advance()
+
+    def _measure(self, key: Key, unit: Unit, contender: Contender) -> Run | None:
+        label = contender.label
+        if label in self.left_out or (label not in self.runners and not self._begin(contender)):
+            return None
+        if self.plan.settle_s and self.last_runtime not in ("", contender.runtime):
+            time.sleep(self.plan.settle_s)
+        self.last_runtime = contender.runtime
+        try:
+            run = self.runners[label](list(unit.prompts), self.plan.params)
+        except Exception as error:
+            self._failed(label, key, error)
+            del self.runners[label]
+            return None
+        self.book.keep(key, label, run)
+        return run
+
+    def _begin(self, contender: Contender) -> bool:
+        try:
+            self.runners[contender.label] = contender.begin()
+        except Exception as error:
+            self._failed(contender.label, None, error)
+            return False
+        return True
+
+    def _failed(self, label: str, key: Key | None, error: Exception) -> None:
+        """Said and left out, where the plan is to go on; the baseline's failure ends everything."""
+        if not self.plan.keep_going or label == self.comparison.baseline:
+            raise error
+        failure = Failure(label, " ".join(str(error).split()) or repr(error), not isinstance(error, Unsupported), key)
+        self.comparison.failures.append(failure)
+        self.book.fail(failure)
+        if not failure.fault or sum(f.label == label for f in self.comparison.failures) >= MOST_FAILURES:
+            self.left_out.add(label)
+
+
+def _fitting(engine: Outrider, prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], list[dict[str, Any]]]:
     if not prompts:
         raise InputError("there are no prompts to compare on; give at least one")
     if not plan.raw and not getattr(engine.tokenizer, "chat_template", None):
@@ -165,63 +279,33 @@ def _check(engine: Outrider, prompts: Sequence[Prompt], plan: Plan) -> None:
         raise InputError(
             f"a batch of {plan.batch} does not fit {engine.target.free_slots} slots; lower it or load with more slots"
         )
+    kept, skipped = [], []
     for prompt in prompts:
         length = len(_encode(engine, prompt, (), plan.raw))
-        if length >= engine.target.max_context:
+        if length < engine.target.max_context:
+            kept.append(prompt)
+            continue
+        skipped.append({"id": prompt.id, "turn": 0, "round": 0, "tokens": length})
+        if not plan.keep_going or len(skipped) == len(prompts):
             raise InputError(
                 f"prompt {prompt.id} has {length} tokens but the context holds {engine.target.max_context}; "
                 "leave it out or shorten it"
             )
+    return kept, skipped
 
 
 def _encode(engine: Outrider, prompt: Prompt, answers: Sequence[str], raw: bool) -> list[int]:
     return engine.encode(prompt.raw(answers)) if raw else engine.encode_chat(prompt.conversation(answers))
 
 
-def _warm_up(
-    engine: Outrider, case: Sequence[Prompt], contenders: Sequence[Contender], plan: Plan, tracker: _Tracker
-) -> None:
-    params = plan.params.with_(max_new_tokens=min(WARM_UP_TOKENS, plan.params.max_new_tokens), min_new_tokens=0)
-    ids = [_encode(engine, prompt, (), plan.raw) for prompt in case]
-    for contender in contenders:
-        tracker.doing(f"warm-up: {contender.label}")
-        contender.begin()(ids, params)
+def _shuffled(items: Iterable[T], round_: int) -> list[T]:
+    """The same in every run: a resumed one must meet the same order."""
+    out = list(items)
+    random.Random(round_).shuffle(out)
+    return out
 
 
-def _run_case(
-    engine: Outrider, comparison: Comparison, runners: dict[str, Runner], plan: Plan, round_: int, index: int,
-    case: Sequence[Prompt], tracker: _Tracker,
-) -> None:  # fmt: skip
-    """Turn after turn; a unit is kept once every contender has answered it."""
-    answers: list[list[str]] = [[] for _ in case]
-    left_out: set[int] = set()
-    for turn in range(max(prompt.rounds for prompt in case)):
-        members, ids = [], []
-        for i, prompt in enumerate(case):
-            if prompt.rounds <= turn or i in left_out:
-                continue
-            encoded = _encode(engine, prompt, answers[i], plan.raw)
-            if len(encoded) < engine.target.max_context:
-                members.append(i)
-                ids.append(encoded)
-            else:
-                left_out.add(i)
-                comparison.skipped.append({"id": prompt.id, "turn": turn, "round": round_, "tokens": len(encoded)})
-        if not members:
-            tracker.advance(len(runners))
-            continue
-        names = tuple(case[i].id for i in members)
-        runs: dict[str, Run] = {}
-        for label in order(list(runners), len(comparison.units)):
-            tracker.doing(f"{case[0].group} {names[0]}: {label}")
-            runs[label] = runners[label](ids, plan.params)
-            tracker.advance()
-        comparison.units.append(Unit(index, names, case[0].group, turn, round_, tuple(ids), runs))
-        for i, text in zip(members, runs[comparison.baseline].texts, strict=True):
-            answers[i].append(text)
-
-
-def _differences(comparison: Comparison) -> Iterator[Difference]:
+def differences(comparison: Comparison) -> Iterator[Difference]:
     for index, unit in enumerate(comparison.units):
         base = unit.runs[comparison.baseline]
         for label, run in unit.runs.items():
@@ -232,23 +316,6 @@ def _differences(comparison: Comparison) -> Iterator[Difference]:
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _look_up_gaps(engine: Outrider, comparison: Comparison, plan: Plan) -> None:
-    """How close the two likeliest tokens were where an answer departed: a near tie, or a fault."""
-    params = plan.params.with_(max_new_tokens=1, min_new_tokens=0, logprobs=min(8, engine.target.vocab_size))
-    looked_up: dict[str, int] = {}
-    for at, difference in enumerate(comparison.differences):
-        unit = comparison.units[difference.unit]
-        answer = unit.runs[comparison.baseline].outputs[difference.member]
-        ids = [*unit.prompts[difference.member], *answer[: difference.position]]
-        looked_up[difference.label] = looked_up.get(difference.label, 0) + 1
-        if looked_up[difference.label] > MOST_GAPS or len(ids) >= engine.target.max_context:
-            continue
-        row = engine.engine.submit(ids, params, engine.recipe("plain")).result().logprobs
-        best = sorted((processed for _, _, processed in row[0].top), reverse=True) if row else []
-        if len(best) > 1:
-            comparison.differences[at] = replace(difference, gap=best[0] - best[1])
 
 
 def common_settings(engine: Outrider, params: SamplingParams) -> dict[str, Any]:
@@ -266,7 +333,7 @@ def common_settings(engine: Outrider, params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def _settings(engine: Outrider, prompts: Sequence[Prompt], plan: Plan, source: str) -> dict[str, Any]:
+def settings(engine: Outrider, prompts: Sequence[Prompt], plan: Plan, source: str) -> dict[str, Any]:
     groups: dict[str, int] = {}
     for prompt in prompts:
         groups[prompt.group] = groups.get(prompt.group, 0) + 1
@@ -281,4 +348,6 @@ def _settings(engine: Outrider, prompts: Sequence[Prompt], plan: Plan, source: s
         "rounds": plan.rounds,
         "batch": plan.batch,
         "raw": plan.raw,
+        "memory": plan.memory,
+        "shuffled": plan.shuffled,
     }

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: named methods with options, or anything else that turns prompts into a timed run."""
+"""Who takes part: named methods with options, or anything else that turns a batch of prompts into a timed run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outrider import methods
+from outrider._version import __version__
+from outrider.bench.floor import traffic
+from outrider.bench.machine import peak_bytes, reset_peak
 from outrider.errors import InputError, UnknownName
 from outrider.generation import Generation, Stats
 from outrider.params import SamplingParams
-from outrider.protocols import Recipe
+from outrider.protocols import Recipe, Remembers
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
 
 BASELINE = "plain"
+OURS = "outrider"  # the runtime that is not a peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +31,22 @@ class Run:
     outputs: tuple[tuple[int, ...], ...]  # token ids, one entry a prompt
     texts: tuple[str, ...]
     stats: Stats  # counts of all prompts together; times are the batch's, `rest_s` all that is no draft or verify
-    steps: int  # steps of the batch
+    steps: int  # steps of the batch; 0: not known
     total_s: float  # prefill included
     decoded: int  # tokens that the decode time made
     comparable: bool = True  # False: another draw from the same law, not the same tokens
+    split: bool = True  # False: where the decode time went is not known
+    peak_bytes: int | None = None  # of the process that ran it, weights included
 
 
 Runner = Callable[[Sequence[list[int]], SamplingParams], Run]
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A runner with a memory that outlives a request."""
+
+    def forget(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,24 @@ class Contender:
     begin: Callable[[], Runner]  # fresh: nothing learnt in an earlier round is known to it
     options: Mapping[str, Any] = field(default_factory=dict)
     lossless: bool = True
+    runtime: str = OURS
+    baseline: str = BASELINE  # label of plain decoding by the same runtime
+    facts: Mapping[str, Any] = field(default_factory=dict)  # dtype, weights, versions, bytes a step reads
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRunner:
+    """One of our methods, ready to run."""
+
+    engine: Outrider
+    recipe: Recipe
+
+    def __call__(self, prompts: Sequence[list[int]], params: SamplingParams) -> Run:
+        return run_engine(self.engine, self.recipe, prompts, params)
+
+    def forget(self) -> None:
+        if isinstance(self.recipe.drafter, Remembers):
+            self.recipe.drafter.forget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +115,17 @@ def method_contender(engine: Outrider, spec: Spec) -> Contender:
     options = dataclasses.asdict(methods.parse_options(info, spec.options))
 
     def begin() -> Runner:
-        recipe = engine.recipe(spec.method, options)
-        return lambda prompts, params: run_engine(engine, recipe, prompts, params)
+        return EngineRunner(engine, engine.recipe(spec.method, options))
 
-    return Contender(spec.label, spec.method, begin, options, info.lossless)
+    model = engine.loaded.model
+    facts = {"version": __version__, "dtype": str(model.dtype).removeprefix("torch."), **traffic(model)}
+    return Contender(spec.label, spec.method, begin, options, info.lossless, facts=facts)
 
 
 def run_engine(engine: Outrider, recipe: Recipe, prompts: Sequence[list[int]], params: SamplingParams) -> Run:
     """All prompts in one batch, timed by the wall clock: nothing that the engine does between steps goes uncounted."""
     handles = [engine.engine.submit(ids, params, recipe) for ids in prompts]
+    reset_peak(engine.target.device)
     try:
         begun = time.perf_counter()
         engine.step()
@@ -105,7 +138,8 @@ def run_engine(engine: Outrider, recipe: Recipe, prompts: Sequence[list[int]], p
         for handle in handles:  # an interrupt leaves nothing running
             handle.cancel()
     comparable = params.greedy or not recipe.verifier.coupled
-    return pooled([handle.result() for handle in handles], total_s, prefill_s, comparable)
+    run = pooled([handle.result() for handle in handles], total_s, prefill_s, comparable)
+    return dataclasses.replace(run, peak_bytes=peak_bytes(engine.target.device))
 
 
 def pooled(generations: Sequence[Generation], total_s: float, prefill_s: float, comparable: bool) -> Run:

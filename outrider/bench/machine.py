@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,23 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def reset_peak(device: torch.device) -> None:
+    """From here on `peak_bytes` is of what comes next."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # not every system lets a process reset its own high-water mark
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most memory since the last reset: the allocator's on a GPU, else the resident set of this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration, ValueError):
+        return None

@@ -1,4 +1,4 @@
-"""Pictures as SVG data that a page can carry: `draw` for any, `plots` for those of a comparison.
+"""Pictures as SVG data that a page can carry: `draw` for any, `plots` for those of a comparison, others for a bench.
 
 Needs matplotlib (extra [bench]).
 """
@@ -37,6 +37,54 @@ def plots(result: Result) -> list[tuple[str, str]]:
     return [(title, draw(result, paint)) for title, paint in pictures]
 
 
+def section_plots(result: Result) -> list[tuple[str, str]]:
+    """Of one section of a bench."""
+    check_matplotlib()
+    if not result["units"]:
+        return []
+    pictures: list[tuple[str, Callable[[Result, Any], None]]] = [
+        ("Speed-up over plain decoding of the same runtime by group, with its 95% interval", _speedups),
+        ("Tokens a second by group", _rates),
+        ("Accepted length against speed-up; on the line every accepted token is paid in time", _accepted),
+        ("Acceptance by depth: share accepted where the depth above was", _acceptance),
+        ("Where the time of a step goes", _shares),
+    ]
+    return [(title, draw(result, paint)) for title, paint in pictures]
+
+
+def bench_plots(result: Result) -> list[tuple[str, str]]:
+    """What changes from section to section: batch size and context."""
+    check_matplotlib()
+    greedy = [s for s in result["sections"] if s["units"] and s["settings"]["temperature"] == 0]
+    greedy = greedy or [s for s in result["sections"] if s["units"]]
+    out = []
+    if len({s["settings"]["batch"] for s in greedy}) > 1:
+        out.append(("Tokens a second against batch size", draw({"sections": greedy}, _batches)))
+    long = [s for s in greedy if s["suite"] == "long" and s["settings"]["batch"] == 1]
+    if long:
+        out.append(("Tokens a second against the length of the prompt", draw(long[0], _contexts)))
+    return out
+
+
+def step_costs(result: Result, axes: Any) -> None:
+    """Milliseconds a step against rows, one line a batch size and context."""
+    lines: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for step in result["steps"]:
+        lines.setdefault((step["batch"], step["context"]), []).append(step)
+    for i, ((batch, context), steps) in enumerate(lines.items()):
+        rows = [step["rows"] for step in steps]
+        axes.plot(
+            rows, [1e3 * step["seconds"] for step in steps], marker="o", markersize=3, color=colour(i + 1),
+            label=f"batch {batch}, context {context}",
+        )  # fmt: skip
+        if steps[0]["floor_seconds"] is not None:
+            axes.plot(rows, [1e3 * step["floor_seconds"] for step in steps], linestyle="--", color=colour(i + 1))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows a sequence (tree size + 1)")
+    axes.set_ylabel("ms a step")
+    legend(axes)
+
+
 def draw(result: Result, paint: Callable[[Result, Any], None]) -> str:
     """A data URI of what `paint` does with the result on one pair of axes."""
     from matplotlib import rc_context
@@ -67,6 +115,62 @@ def _speedups(result: Result, axes: Any) -> None:
     axes.axhline(1.0, color="#444", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("speed-up")
+    legend(axes)
+
+
+def _rates(result: Result, axes: Any) -> None:
+    groups = list(result["methods"][0]["groups"])
+    width = 0.8 / len(result["methods"])
+    for i, method in enumerate(result["methods"]):
+        heights = [method["groups"][g]["tokens_per_s"] or 0.0 for g in groups]
+        places = [x + (i - (len(result["methods"]) - 1) / 2) * width for x in range(len(groups))]
+        axes.bar(places, heights, width * 0.95, label=method["method"], color=colour(i))
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel("tokens / s")
+    legend(axes)
+
+
+def _accepted(result: Result, axes: Any) -> None:
+    most = 1.0
+    for i, method in enumerate(result["methods"]):
+        if method["mean_accepted"] and method["speedup"]:
+            most = max(most, method["mean_accepted"], method["speedup"])
+            axes.plot(method["mean_accepted"], method["speedup"], "o", color=colour(i), label=method["method"])
+    axes.plot([1, most], [1, most], color="#444", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("accepted length")
+    axes.set_ylabel("speed-up")
+    legend(axes)
+
+
+def _batches(result: Result, axes: Any) -> None:
+    """Of the first suite; all systems."""
+    suite = result["sections"][0]["suite"]
+    sections = [s for s in result["sections"] if s["suite"] == suite]
+    labels = list(dict.fromkeys(m["method"] for s in sections for m in s["methods"]))
+    for i, label in enumerate(labels):
+        points = [
+            (s["settings"]["batch"], m["tokens_per_s"])
+            for s in sections
+            for m in s["methods"]
+            if m["method"] == label and m["tokens_per_s"]
+        ]
+        if points:
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, color=colour(i), label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("tokens / s")
+    legend(axes)
+
+
+def _contexts(result: Result, axes: Any) -> None:
+    for i, method in enumerate(result["methods"]):
+        points = [(g["prompt_tokens"], g["tokens_per_s"]) for g in method["groups"].values() if g["tokens_per_s"]]
+        if points:
+            line = sorted(points)
+            axes.plot(*zip(*line, strict=True), marker="o", markersize=3, color=colour(i), label=method["method"])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens of the prompt")
+    axes.set_ylabel("tokens / s")
     legend(axes)
 
 

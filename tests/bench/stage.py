@@ -89,7 +89,7 @@ class Stage:
         self.target = TimedTarget(self.lm, slots=self.slots, max_context=self.max_context)
         self.target.clock = self.clock
         self.tokenizer = SimpleNamespace(chat_template="yes")
-        self.loaded = SimpleNamespace(name="toy", model=SimpleNamespace(dtype=torch.float64))
+        self.loaded = SimpleNamespace(name="toy", fingerprint="toy", model=SimpleNamespace(dtype=torch.float64))
         self.engine = Engine(
             self.target, self.recipe(), decode=lambda tokens: "".join(chr(97 + int(t)) for t in tokens), strict=True
         )

