@@ -1,6 +1,6 @@
 """Outrider: the same output from any causal language model, several times faster, by speculative decoding.
 
-engine = outrider.load("smollm2", method="prompt-lookup")
+engine = outrider.load("smollm2")
 print(engine.chat("Write a haiku about rain").text)
 """
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from outrider import methods
+from outrider.constrain.style import STRENGTH, Style
 from outrider.engine import Engine, Handle
 from outrider.errors import InputError
 from outrider.generation import Generation
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
-from outrider.protocols import Recipe, Target
+from outrider.protocols import Constraint, Recipe, Target
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
 from outrider.text import token_decoder
@@ -118,6 +119,10 @@ class Outrider:
         self._kept |= collect(recipe.drafter for recipe in self._recipes.values())
         write_memory(where, self._kept, self.loaded.fingerprint)
 
+    def style(self, path: str | Path, strength: float = STRENGTH) -> Style:
+        """A style prior from a text file or a folder of them, to be given as `constraint`: it changes what is said."""
+        return Style.from_file(path, self.tokenizer, self.target.vocab_size, strength)
+
     def encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
         """Token ids of a text, of chat messages (through the chat template), or of ids as they are."""
         if isinstance(prompt, str):
@@ -145,10 +150,14 @@ class Outrider:
 
     def submit(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        **sampling: Any,
+        constraint: Constraint | None = None, **sampling: Any,
     ) -> Handle:  # fmt: skip
-        """Queue a request; it runs as the engine is stepped. Parameters and method are the request's own."""
-        return self.engine.submit(self.encode(prompt), self._params(params, sampling), self.recipe(method))
+        """Queue a request; it runs as the engine is stepped. Parameters, method and constraint are the request's own.
+
+        A constraint changes what the model says; speculation is then exact with respect to the changed distribution.
+        """
+        made = self._params(params, sampling)
+        return self.engine.submit(self.encode(prompt), made, self.recipe(method), constraint=constraint)
 
     def step(self) -> bool:
         """One step of every running request; True while there is more to do."""
@@ -156,11 +165,14 @@ class Outrider:
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, method: str | None = None,
-        **sampling: Any,
+        constraint: Constraint | None = None, **sampling: Any,
     ) -> list[Generation]:  # fmt: skip
         """All prompts in one ragged batch; n samples of a prompt stand next to each other."""
         made = self._params(params, sampling)
-        handles = [self.engine.submit(self.encode(p), made, self.recipe(method)) for p in _prompt_list(prompts)]
+        recipe = self.recipe(method)
+        handles = [
+            self.engine.submit(self.encode(p), made, recipe, constraint=constraint) for p in _prompt_list(prompts)
+        ]
         try:
             return [generation for handle in handles for generation in handle.results()]
         finally:
@@ -169,25 +181,26 @@ class Outrider:
 
     def chat(
         self, messages: str | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        **sampling: Any,
+        constraint: Constraint | None = None, **sampling: Any,
     ) -> Generation:  # fmt: skip
         """The assistant's next message; a string is one user message."""
-        return self.generate([self.encode_chat(_messages(messages))], params, method=method, **sampling)[0]
+        prompt = self.encode_chat(_messages(messages))
+        return self.generate([prompt], params, method=method, constraint=constraint, **sampling)[0]
 
     def stream(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        **sampling: Any,
+        constraint: Constraint | None = None, **sampling: Any,
     ) -> Stream:  # fmt: skip
         """Pieces of text as they become certain; `generation` is there at the end."""
-        return Stream(self._single(prompt, params, method, sampling))
+        return Stream(self._single(prompt, params, method, constraint, sampling))
 
     async def astream(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        **sampling: Any,
+        constraint: Constraint | None = None, **sampling: Any,
     ) -> AsyncIterator[str]:  # fmt: skip
         """The async twin of `stream`; several may run at once and share the engine's batch."""
         async with self._async_turn:
-            handle = self._single(prompt, params, method, sampling)
+            handle = self._single(prompt, params, method, constraint, sampling)
         try:
             while True:
                 if piece := handle.new_text():
@@ -216,16 +229,18 @@ class Outrider:
 
     def _single(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None, method: str | None,
-        sampling: dict[str, Any],
+        constraint: Constraint | None, sampling: dict[str, Any],
     ) -> Handle:  # fmt: skip
         made = self._params(params, sampling)
         if made.n != 1:
             raise InputError(f"a stream carries one sample, not n={made.n}; submit and step, or generate")
-        return self.engine.submit(self.encode(prompt), made, self.recipe(method))
+        return self.engine.submit(self.encode(prompt), made, self.recipe(method), constraint=constraint)
 
     def _params(self, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
-        """Keyword arguments change `params`, or the defaults; bad words may be given as text."""
+        """Keyword arguments change `params`, or the defaults; bad words and the prediction may be given as text."""
         given = dict(sampling)
+        if isinstance(given.get("prediction"), str):
+            given["prediction"] = tuple(self.tokenizer(given["prediction"], add_special_tokens=False)["input_ids"])
         if any(isinstance(word, str) for word in given.get("bad_words", ())):
             given["bad_words"] = self._bad_words(given["bad_words"])
         try:

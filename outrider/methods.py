@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
     from outrider.models import LoadedModel
 
 log = logging.getLogger("outrider")
-DEFAULT = "prompt-lookup"
+DEFAULT = "mix"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ from outrider.models import LoadedModel, load_model
 settings.register_profile("fresh", deadline=None)
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable" if os.environ.get("CI") else "fresh")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What methods measure about this machine and toy models stays out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setattr("outrider.control.cost.user_cache_path", lambda _: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

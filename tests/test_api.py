@@ -49,7 +49,7 @@ def test_seeded_output_is_the_same_with_every_invariant_method(engine: Outrider,
 
 def test_copying_is_accepted(engine: Outrider) -> None:
     text = ("one two three four five six seven eight nine ten " * 4).strip()
-    fixed = Outrider(engine.loaded, options={"controller": "fixed", "budget": 8}, limits={"max_context": 256})
+    fixed = Outrider(engine.loaded, options={"size": "budget", "budget": 8}, limits={"max_context": 256})
     result = fixed.generate([text], max_new_tokens=32)[0]
     assert result.stats.mean_accepted > 4  # a floor: a wrong draft position would leave it near 1
     assert result.token_ids == engine.generate([text], method="plain", max_new_tokens=32)[0].token_ids
@@ -113,6 +113,16 @@ def test_stop_strings_end_the_text_before_them(engine: Outrider) -> None:
     assert engine.chat(PROMPTS[2], max_new_tokens=30, stop=stop).text == free[: free.index(stop)]
 
 
+def test_an_expected_text_is_drafted_from(engine: Outrider, chats) -> None:
+    plain = engine.generate(chats[2:], method="plain", max_new_tokens=40)[0]
+    fixed = Outrider(engine.loaded, "predicted", {"controller": "fixed", "budget": 8}, {"max_context": 256})
+    for expected in (plain.text, plain.token_ids):
+        result = fixed.generate(chats[2:], max_new_tokens=40, prediction=expected)[0]
+        assert result.token_ids == plain.token_ids
+        assert result.stats.mean_accepted > 6  # nearly all of the eight, and the target's own
+    assert fixed.generate(chats[2:], max_new_tokens=8, prediction="")[0].stats.drafted == 0
+
+
 def test_words_can_be_banned_by_text(engine: Outrider) -> None:
     free = engine.chat(PROMPTS[1], max_new_tokens=16).text
     word = next(w for w in free.split() if w.isalpha() and len(w) > 3)
@@ -140,7 +150,7 @@ def test_bad_input_names_itself_and_the_remedy(engine: Outrider, call, message: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_draft_with_another_vocabulary_is_refused(engine: Outrider, tmp_path) -> None:
+def test_a_draft_with_another_vocabulary_drafts_through_text(engine: Outrider, tmp_path) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(engine.loaded.model.name_or_path)
@@ -149,8 +159,11 @@ def test_a_draft_with_another_vocabulary_is_refused(engine: Outrider, tmp_path) 
                          num_attention_heads=2)  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="vocabulary"):
-        engine.recipe("draft-model", {"draft": str(tmp_path)})
+    recipe = engine.recipe("draft-model", {"draft": str(tmp_path), "controller": "fixed", "budget": 3})
+    params, prompt = outrider.SamplingParams(max_new_tokens=8), engine.encode("The rain in Spain")
+    result = engine.engine.submit(prompt, params, recipe).result()
+    assert result.stats.drafted > 0 and result.stats.drafter_failures == 0
+    assert result.token_ids == engine.generate(["The rain in Spain"], params, method="plain")[0].token_ids
 
 
 def test_the_public_names_are_there() -> None:

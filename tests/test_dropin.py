@@ -447,7 +447,7 @@ def test_a_recipe_is_built_once_for_equal_options(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(methods, "build", lambda name, *rest: built.append(name) or build(name, *rest))
     model = copy.deepcopy(tiny("llama"))
     for options in ({"budget": 4}, {"budget": 4}, {"budget": 5}, {"budget": 4}):
-        model.generate(prompt(), max_new_tokens=4, custom_generate=speculate, options=options)
+        model.generate(prompt(), max_new_tokens=4, custom_generate=speculate, method="prompt-lookup", options=options)
     assert built == ["plain", "prompt-lookup", "prompt-lookup"]
 
 

@@ -17,12 +17,6 @@ def engine(tiny_llama) -> Outrider:
     return Outrider(tiny_llama, "plain", strict=True)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path) -> None:
-    """What a method stores about this machine stays out of the user's cache."""
-    monkeypatch.setattr("outrider.control.cost.user_cache_path", lambda _: tmp_path)
-
-
 def run(engine: Outrider, recipe, **sampling) -> list:
     params = SamplingParams(max_new_tokens=24, **sampling)
     handles = [engine.engine.submit(prompt, params, recipe) for prompt in PROMPTS]

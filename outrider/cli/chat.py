@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.options import ModelOptions, SamplingOptions
+from outrider.cli.options import ModelOptions, SamplingOptions, StyleOptions
 from outrider.cli.output import err, stats_table, status_line
 from outrider.cli.shell import on_interrupt
 from outrider.errors import InputError
@@ -25,6 +25,7 @@ def chat(
     *,
     model: ModelOptions,
     sampling: SamplingOptions,
+    style: StyleOptions,
 ) -> None:
     """Talk with a model; answers stream, with tokens/s and accepted length after each.
 
@@ -34,8 +35,11 @@ def chat(
     params = sampling.params(max_new_tokens=512)
     if params.n != 1:
         raise InputError("--samples: a chat has one answer a turn; leave it out")
+    style.check()
     with model.load() as engine:
-        session = _Session(engine, params, sampling.extra, system)
+        prior = style.constraint(engine)
+        extra = sampling.extra | ({"constraint": prior} if prior else {})
+        session = _Session(engine, params, extra, system)
         err().print(f"{model.model} with {model.method} · {HELP}", style="dim")
         try:
             for line in _lines():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from outrider.cli.options import ModelOptions, SamplingOptions
+from outrider.cli.options import ModelOptions, SamplingOptions, StyleOptions
 from outrider.cli.output import Json, check_json, emit, err, out, stats_table
 from outrider.cli.paint import Painter, legend
 from outrider.cli.shell import STDOUT, on_interrupt
@@ -27,6 +27,9 @@ def generate(
         str | None, typer.Argument(metavar="[PROMPT]", help="What to answer.", show_default=False)
     ] = None,
     file: Annotated[str | None, typer.Option("--file", "-f", help="Take the prompt from a file; - is stdin.")] = None,
+    prediction: Annotated[
+        str | None, typer.Option("--prediction", metavar="FILE", help="The text expected, to draft from; - is stdin.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text itself: no chat template.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Speed, acceptance and times after the text.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Colour tokens by origin: target or draft depth.")] = False,
@@ -35,17 +38,22 @@ def generate(
     *,
     model: ModelOptions,
     sampling: SamplingOptions,
+    style: StyleOptions,
 ) -> None:
     """Generate text for one prompt.
 
     Ctrl-C ends the text where it is; what was asked for besides (--stats, --json) still comes.
     """
     prompt, json = _untangle(prompt, file, json)
+    expected = {} if prediction is None else {"prediction": _expected(prediction, file)}
     text = _read(prompt, file)
-    params, extra = sampling.params(), sampling.extra
+    params, extra = sampling.params(), sampling.extra | expected
     check_json(json)
+    style.check()
     with model.load() as engine:
-        handle = engine.submit(text if raw else [{"role": "user", "content": text}], params, **extra)
+        prior = style.constraint(engine)
+        messages = text if raw else [{"role": "user", "content": text}]
+        handle = engine.submit(messages, params, **extra, **({"constraint": prior} if prior else {}))
         stream = not no_stream and params.n == 1 and json != STDOUT
         screens = [Screen(_painter(engine, params) if show else None, stream) for _ in range(params.n)]
         with on_interrupt(handle.cancel) as interrupted:
@@ -59,6 +67,7 @@ def generate(
         for g in generations:
             err().print(stats_table(g.stats, finish=f"{g.finish_reason}, seed {g.seed}, sample {g.sample}"))
     emit(json, {"model": model.model, "method": model.method, "prompt": text,
+                "style": prior and {"file": style.style, "strength": prior.strength, "changes_distribution": True},
                 "generations": [g.as_dict() for g in generations]})  # fmt: skip
     if interrupted:
         raise typer.Exit(130)
@@ -112,6 +121,15 @@ def _untangle(prompt: str | None, file: str | None, json: str | None) -> tuple[s
     if prompt is None and file is None and json not in (None, STDOUT) and not str(json).endswith(".json"):
         return json, STDOUT
     return prompt, json
+
+
+def _expected(source: str, file: str | None) -> str:
+    if source == file == "-":
+        raise InputError("the prompt and --prediction both come from standard input; give one of them as a file")
+    text = read_stdin() if source == "-" else read_text(source)
+    if not text:
+        raise InputError(f"--prediction {source}: is empty; give the text you expect, or leave it out")
+    return text
 
 
 def _read(prompt: str | None, file: str | None) -> str:

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.output import err
 from outrider.errors import InputError
 from outrider.params import SamplingParams
 
 MODEL, SAMPLING = "Model and method", "Sampling"
 
 
-def _model(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=MODEL)
+def _model(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=MODEL, **more)
 
 
 def _sampling(*names: str, help: str, **more: Any) -> Any:
@@ -27,9 +28,7 @@ class ModelOptions:
     model: Annotated[str, _model("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")] = (
         "smollm2"
     )
-    method: Annotated[str, _model("--method", help="A name of the table that `outrider methods` prints.")] = (
-        "prompt-lookup"
-    )
+    method: Annotated[str, _model("--method", help="A name of the table that `outrider methods` prints.")] = "mix"
     option: Annotated[list[str] | None, _model("--option", "-o", help="name=value for the method; repeatable.")] = None
     device: Annotated[str | None, _model("--device", help="cpu, cuda, cuda:1, ...")] = None
     dtype: Annotated[str | None, _model("--dtype", help="float32, bfloat16 or float16.")] = None
@@ -53,6 +52,29 @@ class ModelOptions:
             self.model, method=self.method, device=self.device, dtype=self.dtype, revision=self.revision,
             trust_remote_code=self.trust_remote_code, options=options, memory=self.memory,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StyleOptions:
+    """A style prior: a change of the model's distribution, so it is announced wherever it is used."""
+
+    style: Annotated[
+        str | None, _sampling("--style", metavar="FILE", help="CHANGES the model: lean towards this text's n-grams.")
+    ] = None
+    style_strength: Annotated[float | None, _sampling("--style-strength", help="0 is none; 0.1 without it.")] = None
+
+    def check(self) -> None:
+        """Before a model is loaded."""
+        if self.style is None and self.style_strength is not None:
+            raise InputError("--style-strength was given without --style; name the text file of the style")
+
+    def constraint(self, engine: Any) -> Any:
+        """The prior, or None; says on stderr that the distribution is changed."""
+        if self.style is None:
+            return None
+        prior = engine.style(self.style, **({} if self.style_strength is None else {"strength": self.style_strength}))
+        err().print(prior.describe(), style="yellow")
+        return prior
 
 
 @dataclass(frozen=True, slots=True)

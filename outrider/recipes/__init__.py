@@ -4,6 +4,10 @@ The only place that names concrete classes, imported when a method is built. To 
 options dataclass, a build function and a row in one of these files.
 """
 
-from outrider.recipes import basic, drafted
+from outrider.recipes import basic, copies, cross, drafted, fixed_point, mixed, retrieval, tables, trained
 
-RECIPES = (*basic.RECIPES, *drafted.RECIPES)
+RECIPES = (
+    *basic.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *fixed_point.RECIPES, *mixed.RECIPES,
+    *retrieval.RECIPES, *tables.RECIPES,
+    *trained.RECIPES,
+)  # fmt: skip

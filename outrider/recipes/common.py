@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from outrider.errors import InputError
@@ -11,6 +15,7 @@ from outrider.protocols import Budget, Controller, Verifier
 if TYPE_CHECKING:
     from outrider.control.cost import CostCurve
 
+log = logging.getLogger("outrider")
 VerifierName = Literal[
     "invariant", "rejection", "recursive", "naive", "k-seq", "optimal", "transport", "block", "traversal"
 ]
@@ -76,6 +81,18 @@ def cost_curve(parts: Parts) -> CostCurve:
 
     runtime = f"{type(parts.target).__name__} {parts.loaded.model.dtype}"
     return stored(parts.target, parts.loaded.fingerprint, runtime)
+
+
+@contextmanager
+def told_if_slow(what: str, after: float = 1.5) -> Iterator[None]:
+    """Says so where getting ready takes a while: silence would look like a hang."""
+    timer = threading.Timer(after, log.warning, (what,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -11,7 +11,7 @@ from outrider import methods
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Budget, Controller, Drafter, Recipe
-from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, verifier
+from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier
 
 MODEL_FREE = "suffix,token-recycling,predicted"
 
@@ -31,6 +31,7 @@ class MixOptions:
 
 def _mix(parts: Parts, options: MixOptions) -> Recipe:
     from outrider.draft.mix import Mix
+    from outrider.draft.rehearsal import rehearse
 
     at_least("budget", options.budget, 1)
     at_least("depth", options.depth, 1)
@@ -45,7 +46,9 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
         drawn=[d for d, own in zip(drafters, dear, strict=True) if own],
         combine=options.combine,
     )  # fmt: skip
-    return Recipe("mix", mix, verifier(options.verifier), _sized(parts, mix, options))
+    with told_if_slow("getting ready for this machine: compiling drafters and timing the model; this happens once"):
+        rehearse(Mix(mix.ranked), parts.target.vocab_size)
+        return Recipe("mix", mix, verifier(options.verifier), _sized(parts, mix, options))
 
 
 def _sized(parts: Parts, mix: Any, options: MixOptions) -> Controller:

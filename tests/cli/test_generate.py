@@ -29,7 +29,7 @@ def test_the_chat_template_is_used_unless_raw(run: Any, engine: Any, text: str, 
 def test_json_alone_owns_standard_output(run: Any, engine: Any, text: str) -> None:
     result = run("generate", "Hello", "--stats", "--show", "--json")
     payload = json.loads(result.stdout)
-    assert payload["prompt"] == "Hello" and payload["method"] == "prompt-lookup"
+    assert payload["prompt"] == "Hello" and payload["method"] == "mix"
     assert payload["generations"][0]["text"] == text
     assert payload["generations"][0]["stats"]["mean_accepted"] == 11 / 5
 
@@ -70,7 +70,7 @@ def test_every_sampling_option_arrives(run: Any, engine: Any) -> None:
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {4: -1.5, 5: float("-inf")}, "bad_words": (),
         "seed": 11, "stop": ("END", "STOP"), "stop_token_ids": (8,), "ignore_eos": True, "min_new_tokens": 2,
-        "max_new_tokens": 9, "n": 2, "logprobs": 1,
+        "max_new_tokens": 9, "n": 2, "logprobs": 1, "prediction": (),
     }  # fmt: skip
     assert extra == {"bad_words": ["rain"]}
 
@@ -80,7 +80,7 @@ def test_model_options_arrive(run: Any, engine: Any) -> None:
     assert run("generate", "Hello", *args.split(), "--trust-remote-code").exit_code == 0
     assert engine.loaded == {
         "model": "some/model", "method": "draft-model", "options": {"budget": 4, "draft": "x"}, "device": "cpu",
-        "dtype": "float32", "revision": "main", "trust_remote_code": True,
+        "dtype": "float32", "revision": "main", "trust_remote_code": True, "memory": None,
     }  # fmt: skip
 
 
@@ -89,6 +89,15 @@ def test_a_prompt_from_a_file_and_from_standard_input(run: Any, engine: Any, tmp
     assert run("generate", "--raw", "--file", str(tmp_path / "p.txt")).exit_code == 0
     assert run("generate", "--raw", "-f", "-", input="From a pipe é".encode()).exit_code == 0
     assert [prompt for prompt, _, _ in engine.requests] == ["From a file é", "From a pipe é"]
+
+
+def test_a_prediction_from_a_file_and_from_standard_input(run: Any, engine: Any, tmp_path: Path) -> None:
+    expected = tmp_path / "expected.txt"
+    expected.write_bytes("Ünder\r\nway".encode())
+    assert run("generate", "Hello", "--prediction", str(expected)).exit_code == 0
+    assert run("generate", "Hello", "--prediction", "-", input="piped").exit_code == 0
+    assert run("generate", "Hello").exit_code == 0
+    assert [extra.get("prediction") for _, _, extra in engine.requests] == ["Ünder\r\nway", "piped", None]
 
 
 def test_a_cancelled_text_leaves_valid_json(run: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +153,10 @@ BAD_INPUT = {  # TMP is the test's own folder
     "broken bias": ("Hello --logit-bias x=1", "--logit-bias"),
     "empty bad word": ("Hello --bad-word ", "--bad-word is empty"),
     "empty stop": ("Hello --stop ", "stop string"),
+    "missing prediction": ("Hello --prediction TMP/none", "none: no such file"),
+    "prediction that is not UTF-8": ("Hello --prediction TMP/latin.txt", "not UTF-8"),
+    "empty prediction": ("Hello --prediction TMP/empty.txt", "empty.txt: is empty"),
+    "prompt and prediction from one stream": ("-f - --prediction -", "both come from standard input"),
     "JSON into nowhere": ("Hello --json TMP/no/such/out.json", "does not exist"),
     "JSON onto a folder": ("Hello --json TMP", "is a folder"),
 }
@@ -153,6 +166,7 @@ BAD_INPUT = {  # TMP is the test's own folder
 def test_bad_input_is_one_line_and_status_2(run: Any, engine: Any, tmp_path: Path, args: str, words: str) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / "empty.txt").touch()
     result = run("generate", *(args.replace("TMP", str(tmp_path)).split(" ") if args else []))
     lines = result.stderr.strip().split("\n")
     assert result.exit_code == 2 and result.stdout == ""

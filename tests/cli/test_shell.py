@@ -133,6 +133,8 @@ def test_ctrl_c_on_the_embedded_model(smollm2: Any, tmp_path: Path) -> None:
         "-m",
         "outrider",
         "generate",
+        "--method",
+        "prompt-lookup",
         "Tell a very long story.",
         "-n",
         "4000",
@@ -156,6 +158,6 @@ def test_ctrl_c_on_the_embedded_model(smollm2: Any, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_for_the_embedded_model(smollm2: Any, run: Any, args: tuple[str, ...], words: str) -> None:
-    result = run("generate", *args)
+    result = run("generate", "--method", "prompt-lookup", *args)
     assert result.exit_code == 2 and words in result.stderr
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1

@@ -40,7 +40,7 @@ def test_doctor(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_demo_compares_plain_with_the_method_on_two_prompts(run: Any, engine: Any, text: str, tmp_path: Path) -> None:
     table, payload = both_forms(run, "demo", tmp_path)
-    assert [row["method"] for row in payload["rows"]] == ["plain", "prompt-lookup"] * 2
+    assert [row["method"] for row in payload["rows"]] == ["plain", "mix"] * 2
     assert all(row["identical"] and row["text"] == text and row["speedup"] == 1.0 for row in payload["rows"])
     assert "speed-up" in table and "outrider chat" in table and table.count("The rain fälls") == 4
 

@@ -1,4 +1,4 @@
-"""Mix: the union is a set union, sizes are the best ones, learning finds who is right, nothing that was drawn is cut."""
+"""Mix: the union is a set union, sizes are the best ones, learning finds who is right, no draw is ever cut."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from outrider.check.toy import ToySource
 from outrider.draft.evidence import Evidence, union
 from outrider.draft.grown import Grown
 from outrider.draft.mix import Mix
+from outrider.draft.rehearsal import rehearse
 from outrider.grow.kary import KAry
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, Scores, StepRecord, Verdict
 from outrider.tree import TokenTree, from_paths
@@ -243,6 +244,13 @@ def test_a_drawing_part_whose_candidates_are_accepted_gets_a_larger_share() -> N
     after = mix.shares.now()
     assert before[0] == before[1] and after[1] > before[1] and after[0] >= mix.shares.least * 0.9
     assert sum(after) <= mix.shares.most + 1e-9
+
+
+def test_a_rehearsal_leaves_the_drafters_as_new() -> None:
+    mix = Mix([Says(lambda: [(2,), (0, 1)])])
+    rehearse(mix, 10)
+    mix.begin(0, _Text(np.array([0, PENDING])), ())
+    assert not mix.evidence.counts.any() and step(mix, [2]).candidates == 3
 
 
 def test_what_was_learnt_comes_back_and_can_be_forgotten() -> None:

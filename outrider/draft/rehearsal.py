@@ -1,0 +1,52 @@
+"""Rehearsal: a made-up request through a new drafter, so that what it compiles is ready before anybody waits for it.
+
+Leaves the drafter as it was: what it learnt is forgotten. For drafters that run no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.protocols import Budget, Chunk, Drafter, Noise, Remembers, Scores, StepRecord, Verdict
+from outrider.tree import QRow
+
+_TEXT = (1, 2, 3, 1, 2, 3, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """All of `protocols.Context` that these drafters read."""
+
+    tokens: NDArray[np.int64]
+    output: tuple[int, ...] = ()
+    prompt: tuple[int, ...] = _TEXT
+    prediction: tuple[int, ...] = (3, 1, 2, 3, 1)
+    temperature: float = 0.0
+
+    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
+        return QRow(np.array([3]), np.array([1.0]))
+
+
+def rehearse(drafter: Drafter, vocab_size: int, noise: Noise | None = None) -> None:
+    """Two steps: one that follows the drafts and one that does not."""
+    words = [token % vocab_size for token in _TEXT]
+    context = _Text(np.array(words, dtype=np.int64))
+    rows = torch.zeros(len(words) - 1, vocab_size)
+    drafter.begin(0, context, [Chunk(0, 0, words[:-1], Scores(rows))])
+    try:
+        for _ in range(2):
+            (tree,) = drafter.propose([0], [Budget(8, 4)], [noise])  # type: ignore[list-item]
+            path = tuple(tree.children(0)[:1])
+            emitted = (*(int(tree.tokens[node]) for node in path), words[0])
+            scores = Scores(torch.zeros(len(tree), vocab_size))
+            drafter.observe(0, StepRecord(tree, Verdict(path, words[0]), emitted, scores))
+    finally:
+        drafter.end(0)
+        if isinstance(drafter, Remembers):
+            drafter.forget()
