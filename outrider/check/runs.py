@@ -78,11 +78,16 @@ def one_by_one(engine: Engine, pairs: Sequence[tuple[Job, Recipe]], label: str, 
 
 
 def shortened(answers: Sequence[Answer], most: int) -> list[tuple[Job, list[int]]]:
-    """Jobs of different lengths, none above `most`, so that sequences leave a batch at different steps."""
+    """Jobs of different lengths, none above `most`, so that sequences leave a batch at different steps.
+
+    Each also predicts its answer, less every seventh token: a drafter that uses predictions is right most of the time
+    and must find its place again after each gap.
+    """
     out = []
     for i, answer in enumerate(answers):
         length = max(1, min(most, len(answer.tokens)) - i % 4)
-        params = answer.job.params.with_(max_new_tokens=length, min_new_tokens=0)
+        prediction = tuple(token for place, token in enumerate(answer.tokens, 1) if place % 7)
+        params = answer.job.params.with_(max_new_tokens=length, min_new_tokens=0, prediction=prediction)
         out.append((dataclasses.replace(answer.job, params=params), answer.tokens[:length]))
     return out
 
