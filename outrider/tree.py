@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +52,7 @@ class QRow:
         return QRow(self.ids[keep], rest * scale)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):  # a tuple: trees of point masses are made of these, several a step
     """One proposal at a node. `child` is NOTHING when the token was drawn but stands in no node of the forward pass;
     `token` is NOTHING when the row drew "no proposal"; `row` is None for a point mass."""
 
@@ -202,17 +202,18 @@ def from_paths(pending: int, paths: Iterable[Sequence[int]], origin: str = "") -
 
 
 def fixed(
-    tokens: NDArray[np.int64], parents: NDArray[np.int64], origin: str = "",
+    tokens: NDArray[np.int64], parents: NDArray[np.int64], origin: str | Sequence[str] = "",
     weights: NDArray[np.float64] | None = None,
 ) -> TokenTree:  # fmt: skip
-    """A tree of point masses; each child is one draw of its parent, in storage order."""
+    """A tree of point masses; each child is one draw of its parent, in storage order. `origin`: of all, or of each."""
     draws: list[list[Draw]] = [[] for _ in range(len(tokens))]
     each = zip(tokens.tolist(), parents.tolist(), strict=True)  # as Python's integers: indexing arrays costs more
     next(each)
     for node, (token, parent) in enumerate(each, 1):
         draws[parent].append(Draw(token, node, None))
-    origins = ("",) + (origin,) * (len(tokens) - 1) if origin else ()
-    return TokenTree(tokens, parents, tuple(map(tuple, draws)), origins, weights)
+    if isinstance(origin, str):
+        origin = ("",) + (origin,) * (len(tokens) - 1) if origin else ()
+    return TokenTree(tokens, parents, tuple(map(tuple, draws)), tuple(origin), weights)
 
 
 def merge(first: TokenTree, second: TokenTree) -> TokenTree:

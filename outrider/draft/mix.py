@@ -193,8 +193,8 @@ def _tree(pending: int, own: Union, size: int, names: Sequence[str]) -> TokenTre
     chosen = own.order[:size]
     place = np.zeros(len(own.tokens), dtype=np.int64)
     place[chosen] = np.arange(1, size + 1)
-    tokens = np.concatenate([[pending], own.tokens[chosen]])
-    parents = np.concatenate([[-1], place[own.parents[chosen]]])
-    tree = fixed(tokens, parents, weights=np.concatenate([[1.0], own.weights[chosen]]))
-    origins = ("", *(names[source] for source in own.sources[chosen].tolist()))
-    return TokenTree(tree.tokens, tree.parents, tree.draws, origins, tree.weights)
+    kept = np.concatenate([[0], chosen])  # node 0 of the union is the pending token, of weight 1
+    parents = place[own.parents[kept]]
+    parents[0] = -1
+    return fixed(own.tokens[kept], parents, ("", *(names[source] for source in own.sources[chosen].tolist())),
+                 own.weights[kept])  # fmt: skip

@@ -1,7 +1,6 @@
 """The kit itself: known laws come out right, misuse of noise is an error, and planted bugs are caught."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,7 +168,7 @@ def forgets_the_last_sibling(p: Tensor, draws: tuple[Draw, ...], node: int, nois
 
 def takes_the_first_row_for_all(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
     """E1: draws without replacement tested as if they were independent."""
-    return faithful(p, tuple(replace(d, row=draws[0].row) for d in draws), node, noise)
+    return faithful(p, tuple(d._replace(row=draws[0].row) for d in draws), node, noise)
 
 
 def skips_no_proposal(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
