@@ -9,7 +9,7 @@ place, also those that were cut or not verified.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,8 @@ class Evidence:
 
     def weigh(self, own: Union) -> Union:
         weights = _weigh(own.parents, own.depths, own.masks, own.edges, self.counts, self.trust)
-        return replace(own, weights=weights, order=1 + np.argsort(-weights[1:], kind="stable"))
+        order = 1 + np.argsort(-weights[1:], kind="stable")
+        return Union(own.tokens, own.parents, own.depths, own.masks, own.edges, own.sources, weights, order)
 
     def learn(self, own: Union, emitted: Sequence[int]) -> None:
         """Changes state: the text went on with these tokens."""

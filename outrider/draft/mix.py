@@ -69,20 +69,22 @@ class Mix:
 
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
         pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
-        drawn = self._draw(slots, pending, budgets, noise)
+        drawn = self._draw(slots, pending, budgets, noise) if self.drawn else []
         offers = [part.propose(slots, budgets, noise) for part in self.ranked]
         unions = [self._unite([trees[i] for trees in offers]) for i in range(len(slots))]
         self._unions.update(zip(slots, unions, strict=True))
-        room = [budget.nodes - tree.candidates for budget, tree in zip(budgets, drawn, strict=True)]
-        sizes = self._sizes(unions, room, sum(tree.candidates for tree in drawn))
+        taken = [tree.candidates for tree in drawn] or [0] * len(slots)
+        room = [budget.nodes - count for budget, count in zip(budgets, taken, strict=True)]
+        sizes = self._sizes(unions, room, sum(taken))
         names = [part.name for part in self.ranked]
         trees = [_tree(token, own, size, names) for token, own, size in zip(pending, unions, sizes, strict=True)]
-        return [merge(a, b) if a.candidates else b for a, b in zip(drawn, trees, strict=True)]
+        return [merge(a, b) for a, b in zip(drawn, trees, strict=True)] if drawn else trees
 
     def observe(self, slot: int, record: StepRecord) -> None:
         if (seen := self._unions.pop(slot, None)) is not None:
             self.evidence.learn(seen, record.emitted)
-            self.shares.learn(record, [part.name for part in self.drawn])
+            if self.drawn:
+                self.shares.learn(record, [part.name for part in self.drawn])
         for part in self.parts:
             part.observe(slot, record)
 
@@ -112,15 +114,25 @@ class Mix:
         most = [min(len(own.order), left) for own, left in zip(unions, room, strict=True)]
         if self.seconds is None:
             return most
+        if len(unions) == 1:
+            return [self._best(unions[0].weights[unions[0].order[: most[0]]], 1, already)]
         slot = np.repeat(np.arange(len(unions)), most)
         worth = np.concatenate([own.weights[own.order[:count]] for own, count in zip(unions, most, strict=True)])
         first = np.argsort(-worth, kind="stable")  # along a path weights never rise, so parents come first
-        gains = len(unions) + np.concatenate([[0.0], np.cumsum(worth[first])])
-        rates = gains / self.seconds(len(unions), already + len(worth))[already:]
-        best = int(rates.argmax())
-        if rates[best] <= self.margin * rates[0]:
-            return [0] * len(unions)
+        best = self._best(worth[first], len(unions), already)
         return np.bincount(slot[first[:best]], minlength=len(unions)).tolist()
+
+    def _best(self, worth: NDArray[np.float64], batch: int, already: int) -> int:
+        """How many of these candidates, likeliest first, give the most tokens per second."""
+        assert self.seconds is not None
+        seconds = self.seconds(batch, already + len(worth))[already:]
+        gains = np.empty(len(worth) + 1)
+        gains[0] = batch
+        np.cumsum(worth, out=gains[1:])
+        gains[1:] += batch
+        rates = gains / seconds
+        best = int(rates.argmax())
+        return best if rates[best] > self.margin * rates[0] else 0
 
     def memory(self) -> dict[str, NDArray[Any]]:
         kept = {"evidence": self.evidence.counts}
