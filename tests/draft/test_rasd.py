@@ -6,17 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.check.exhaustive import CASES, CONTEXT, TOLERANCE, Case, _Text, distance, step_law
 from outrider.check.toy import ToyLM, ToySource
 from outrider.control.fixed import Fixed
 from outrider.draft import rasd
 from outrider.draft.grown import Grown
-from outrider.draft.model import ModelSource
 from outrider.draft.rasd import FirstLaws, Rasd
 from outrider.engine import Engine
 from outrider.grow.kary import KAry
@@ -25,9 +22,10 @@ from outrider.grow.topk import TopK
 from outrider.protocols import Budget, Grower, Needs, Recipe
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
-from outrider.tree import Draw, Law, QRow, TokenTree, from_paths, merge, root
+from outrider.tree import Draw, Law, QRow, TokenTree, from_paths, merge
 from outrider.verify.invariant import Invariant
 from outrider.verify.recursive import Recursive
+from tests.watched import Watched, llama
 
 PLAIN = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
 
@@ -151,36 +149,6 @@ def test_the_tree_is_the_union_of_the_models_and_the_pruned_one(paths, keep, sha
     assert prefixes(tree) == prefixes(alone) | set(fits[:reserved])
     if keep == 0 and row is not None:
         assert prefixes(tree) == prefixes(alone)
-
-
-def llama(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=53, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
-class Watched(ModelSource):
-    """After every step the draft's cache must hold exactly what a fresh prefill of the same text would."""
-
-    steps = 0
-
-    def observe(self, slot, record) -> None:
-        super().observe(slot, record)
-        seat = self._seats[slot]
-        text = seat.context.tokens.tolist()
-        cached = self.target.length(seat.slot)
-        assert text[cached:] == seat.lead
-        again = self.target.acquire()
-        for _ in self.target.prefill([again], [text[: cached + 1]], Needs()):
-            pass
-        probe = root(text[cached])
-        mine, fresh = self.target.verify([seat.slot, again], [probe, probe], Needs())
-        torch.testing.assert_close(mine.logits, fresh.logits, atol=1e-4, rtol=1e-4)
-        self.target.release(again)
-        type(self).steps += 1
 
 
 class Knows(Found):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.control.fixed import Fixed
 from outrider.draft import model
 from outrider.draft.grown import Grown
-from outrider.draft.model import ModelSource
 from outrider.engine import Engine
 from outrider.grow.cost_aware import CostAware
 from outrider.grow.dyspec import Heap, Threshold
@@ -18,12 +16,12 @@ from outrider.grow.rsd import StochasticBeam
 from outrider.grow.sequoia import Sequoia
 from outrider.grow.top_plus_one import TopPlusOne
 from outrider.grow.topk import TopK
-from outrider.protocols import Budget, Needs, Recipe
+from outrider.protocols import Budget, Recipe
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
-from outrider.tree import root
 from outrider.verify.invariant import Invariant
 from outrider.verify.recursive import Recursive
+from tests.watched import Watched, llama
 
 PROMPTS = [[1, 2, 3, 4], [9, 8], [7, 7, 7, 30, 2, 1]]
 PLAIN = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
@@ -37,37 +35,6 @@ GROWERS = {
     "top plus one": lambda: TopPlusOne((2, 2)),
     "cost-aware": lambda: CostAware(lambda rows, batch, context: 1.0, lambda rows: 0.01),
 }
-
-
-def llama(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=53, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
-class Watched(ModelSource):
-    """After every step the draft's cache must hold exactly what a fresh prefill of the same text would."""
-
-    steps = 0
-    kept = 0
-
-    def observe(self, slot, record) -> None:
-        super().observe(slot, record)
-        seat = self._seats[slot]
-        text = seat.context.tokens.tolist()
-        cached = self.target.length(seat.slot)
-        assert text[cached:] == seat.lead
-        again = self.target.acquire()
-        for _ in self.target.prefill([again], [text[: cached + 1]], Needs()):
-            pass
-        mine, fresh = self.target.verify([seat.slot, again], [root(text[cached])] * 2, Needs())
-        torch.testing.assert_close(mine.logits, fresh.logits, atol=1e-4, rtol=1e-4)
-        self.target.release(again)
-        type(self).steps += 1
-        type(self).kept += len(record.verdict.path) > 1
 
 
 def texts(grower, temperature: float) -> tuple[list[list[int]], list[list[int]]]:
