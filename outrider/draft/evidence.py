@@ -2,8 +2,9 @@
 
 Drafters' own guesses cannot be compared: a token copied from one occurrence and a table's favourite both claim 0.9.
 Each candidate is therefore judged by its *kind* (the set of drafters that propose it, how strongly, and how near the
-root), and each kind by how often such candidates turned out right. Every emitted token judges the candidates of its
-place, also those that were cut or not verified.
+root), and each kind by how often such candidates turned out right; a kind that was seldom seen is judged by how far
+the word of its drafters could be trusted in general. Every emitted token judges the candidates of its place, also those
+that were cut or not verified.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def union(trees: Sequence[TokenTree], first: int = 0) -> Union:
 @dataclass(slots=True)
 class Evidence:
     drafters: int
-    trust: float = 6.0  # observations that the drafters' own word counts for
+    trust: float = 2.0  # observations that the drafters' own word counts for
     keep: float = 0.98  # how much of a kind's record each new observation of it leaves
-    counts: NDArray[np.float64] = field(init=False)  # [set of drafters, place, strength, (offered, right)]
+    counts: NDArray[np.float64] = field(init=False)  # [set of drafters, place, strength, (offered, right, claimed)]
 
     def __post_init__(self) -> None:
         assert 1 <= self.drafters <= MOST_DRAFTERS, "the table grows with the sets of drafters"
-        self.counts = np.zeros((1 << self.drafters, PLACES, STRENGTHS, 2))
+        self.counts = np.zeros((1 << self.drafters, PLACES, STRENGTHS, 3))
 
     def weigh(self, own: Union) -> Union:
         weights = _weigh(own.parents, own.depths, own.masks, own.edges, self.counts, self.trust)
@@ -112,11 +113,14 @@ def _strength(edge):  # type: ignore[no-untyped-def]
 @compiled
 def _weigh(parents, depths, masks, edges, counts, trust):  # type: ignore[no-untyped-def]
     size = len(parents)
+    honest = np.empty(len(counts))  # by set of drafters: right ones for each that they claimed
+    for mask in range(len(counts)):
+        honest[mask] = (counts[mask, :, :, 1].sum() + trust) / (counts[mask, :, :, 2].sum() + trust)
     chance = np.empty(size)
     among = np.zeros(size)  # of a node's children together: one of them is right at most
     for i in range(1, size):
-        offered, right = counts[masks[i], min(depths[i], PLACES) - 1, _strength(edges[i])]
-        chance[i] = (right + trust * edges[i]) / (offered + trust)
+        offered, right, _ = counts[masks[i], min(depths[i], PLACES) - 1, _strength(edges[i])]
+        chance[i] = (right + trust * min(edges[i] * honest[masks[i]], 1.0)) / (offered + trust)
         among[parents[i]] += chance[i]
     weights = np.ones(size)
     for i in range(1, size):
@@ -135,6 +139,7 @@ def _learn(tokens, parents, depths, masks, edges, text, counts, keep):  # type: 
                 right = tokens[i] == text[depth]
                 own[0] = own[0] * keep + 1.0
                 own[1] = own[1] * keep + (1.0 if right else 0.0)
+                own[2] = own[2] * keep + edges[i]
                 if right:
                     found = i
         if found < 0:

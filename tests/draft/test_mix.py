@@ -99,8 +99,8 @@ def test_the_union_holds_every_path_of_every_drafter_once(first: Paths, second: 
 @given(first=paths_of, second=paths_of, data=st.data())
 def test_weights_fall_along_paths_siblings_share_one_and_the_order_keeps_parents_first(first, second, data) -> None:
     evidence = Evidence(2)
-    evidence.counts[:] = data.draw(st.integers(0, 50)), 0
-    evidence.counts[..., 1] = evidence.counts[..., 0] * data.draw(st.floats(0, 1))
+    evidence.counts[:] = data.draw(st.integers(0, 50))
+    evidence.counts[..., 1:] *= data.draw(st.tuples(st.floats(0, 1), st.floats(0, 1)))  # right, claimed
     own = evidence.weigh(union([weighted(first, 0.9), weighted(second, 0.3)]))
     seen = {0}
     for node in own.order.tolist():
@@ -165,6 +165,15 @@ def test_a_drafter_that_is_always_wrong_loses_its_place_to_one_that_is_right() -
     mix = mix_of(Says(lambda: [(0,), (1,)], 0.95), Says(lambda: [(2,)], 0.1))
     trees = [step(mix, [2, 3], Budget(1, 1)) for _ in range(40)]
     assert spelled(trees[0]) == {(0,)} and spelled(trees[-1]) == {(2,)}
+
+
+def test_a_drafter_that_claimed_too_much_is_not_believed_at_a_strength_it_never_used_before() -> None:
+    boaster = Says(lambda: [(0,)], 0.9)
+    mix = mix_of(boaster, Says(lambda: [(2,)], 0.3))
+    for i in range(30):
+        step(mix, [2 + i % 2], Budget(1, 1))
+    boaster.sure = 0.6  # a kind that was never seen
+    assert spelled(step(mix, [2, 3], Budget(1, 1))) == {(2,)}
 
 
 def test_agreement_of_two_drafters_is_a_kind_of_its_own() -> None:
