@@ -83,7 +83,7 @@ def row_costs(vocabulary: int, context: int, repeats: int) -> dict[str, dict[str
         costs[name] = {
             "process": microseconds(partial(history.process, row, path), repeats),
             "law": microseconds(law, repeats),
-            "draft_row": microseconds(partial(history.draft_row, row, path, 256), repeats),
+            "draft_rows": microseconds(partial(history.draft_rows, row[None], [path], 256), repeats),
         }
     probs = torch.softmax(row, 0)
     costs["the target's noise picks a token"] = {"pick": microseconds(lambda: race(probs, key(1, 2, 3)), repeats)}

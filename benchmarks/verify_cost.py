@@ -61,7 +61,7 @@ class Models:
     history: History
 
     def row(self, node: int) -> QRow:
-        return self.history.draft_row(self.draft[node], [], WIDTH)
+        return self.history.draft_rows(self.draft[node : node + 1], [()], WIDTH)[0]
 
 
 def grow(row: Callable[[int], QRow], law: Law, draws: int, noise: StreamNoise) -> TokenTree:

@@ -109,8 +109,11 @@ class Context(Protocol):
     def temperature(self) -> float: ...
     @property
     def prediction(self) -> Sequence[int]: ...  # what the caller expects the output to be; empty: nothing said
-    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
-        """The draft's law after `path`: warped as the target's rows are, cut to the `width` likeliest, renormalised."""
+    def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
+        """The draft's law after each path: warped as the target's rows are, cut to the `width` likeliest, renormalised.
+
+        `logits` is [rows, vocabulary], a row for each path.
+        """
         ...
 
 

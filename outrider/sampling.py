@@ -106,26 +106,37 @@ class History:
         scores = scores / p.temperature if p.temperature != 1 else scores
         return keep_min_p(keep_top_p(keep_top_k(scores, p.top_k), p.top_p), p.min_p)
 
-    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
-        """The draft's law after `path`: warped as the target's rows are, cut to the `width` likeliest, renormalised.
+    def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
+        """The draft's law after each path: warped as the target's rows are, cut to the `width` likeliest, renormalised.
 
-        At temperature 0 it is the law at temperature 1. Likeliest first, ties by lower id. A row of another width than
-        the target's is cut or filled up, so that nothing is proposed that the target cannot say.
+        At temperature 0 it is the law at temperature 1. Likeliest first, ties by lower id. Rows of another width than
+        the target's are cut or filled up, so that nothing is proposed that the target cannot say. All rows leave the
+        device at once.
         """
-        missing = self.vocab_size - logits.numel()
+        missing = self.vocab_size - logits.shape[1]
         if missing:
             logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf)  # a negative pad cuts
-        scores = self.process(logits, path)
-        values, ids = (part.cpu().numpy() for part in torch.topk(scores, min(width + 1, scores.numel())))
-        if len(ids) > width and -math.inf < values[width] == values[width - 1]:  # the lower ids of the equals stay
-            surely = ids[values > values[width]]
-            tied = torch.nonzero(scores == float(values[width])).flatten().cpu().numpy()
-            ids, values = np.concatenate([surely, tied[: width - len(surely)]]), values[:width]
-        order = np.lexsort((ids[:width], -values[:width]))
-        ids, values = ids[order], values[order].astype(np.float64)
-        weights = np.exp(values - values[0])
-        alive = weights > 0
-        return QRow(ids[alive], weights[alive] / weights.sum())
+        scores = self._process_all(logits, paths)
+        highest, where = torch.topk(scores, min(width + 1, self.vocab_size))
+        values, ids = highest.cpu().numpy(), where.cpu().numpy()
+        if values.shape[1] > width:
+            for row in np.flatnonzero((values[:, width] == values[:, width - 1]) & (values[:, width] > -math.inf)):
+                surely = ids[row][values[row] > values[row, width]]  # of the equals the lower ids stay
+                tied = torch.nonzero(scores[row] == float(values[row, width])).flatten().cpu().numpy()
+                ids[row, :width] = np.concatenate([surely, tied[: width - len(surely)]])
+            values, ids = values[:, :width], ids[:, :width]
+        order = np.lexsort((ids, -values))
+        ids, values = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1).astype(np.float64)
+        weights = np.exp(values - values[:, :1])
+        probs, alive = weights / weights.sum(1, keepdims=True), (weights > 0).sum(1)  # the dead stand last
+        return [QRow(ids[row, :count], probs[row, :count]) for row, count in enumerate(alive)]
+
+    def _process_all(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """[rows, V] `process` of each row, in one go where every row is only divided by the temperature."""
+        p = self.params
+        if p.top_k or p.top_p < 1 or p.min_p or any(self.reshapes(path) for path in paths):
+            return torch.stack([self.process(row, path) for row, path in zip(logits, paths, strict=True)])
+        return logits.float() if p.greedy or p.temperature == 1 else logits.float() / p.temperature
 
     def _reshape(self, scores: Tensor, path: Sequence[int]) -> Tensor:
         """All that comes before the temperature; writes to `scores`."""

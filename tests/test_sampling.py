@@ -216,7 +216,7 @@ def test_the_callers_logits_are_never_written_to(dtype: torch.dtype, options: di
     before = row.clone()
     history = History([1, 2, 3], SamplingParams(**options), V)
     out = history.process(row, [4])
-    history.draft_row(row, [4], 8)
+    history.draft_rows(row[None], [[4]], 8)
     assert torch.equal(row, before) and out.dtype == torch.float32
 
 
@@ -285,11 +285,11 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(all_rules, st.lists(ids, max_size=4), st.integers(1, 60), st.integers(0, 2**31))
-def test_draft_row_is_the_processed_law_cut_to_the_likeliest(
+def test_a_draft_row_is_the_processed_law_cut_to_the_likeliest(
     options: dict, path: list[int], width: int, seed: int
 ) -> None:
     history = History([1, 2, 3], SamplingParams(**options), V, STOPS)
-    row = history.draft_row(logits_of(seed), path, width)
+    (row,) = history.draft_rows(logits_of(seed)[None], [path], width)
     law = history.process(logits_of(seed), path).double().softmax(0).numpy()
     order = np.lexsort((np.arange(V), -law))[:width]
     order = order[law[order] > 0]
@@ -298,19 +298,31 @@ def test_draft_row_is_the_processed_law_cut_to_the_likeliest(
     np.testing.assert_allclose(row.probs, law[order] / law[order].sum(), rtol=1e-6)
 
 
-def test_draft_row_breaks_ties_by_lower_id() -> None:
+@settings(max_examples=60, deadline=None)
+@given(all_rules, st.lists(st.lists(ids, max_size=4), min_size=1, max_size=5), st.integers(1, 60), st.booleans())
+def test_draft_rows_come_out_together_as_they_do_alone(options: dict, paths: list, width: int, ties: bool) -> None:
+    history = History([1, 2, 3], SamplingParams(**options), V, STOPS)
+    logits = torch.stack([logits_of(seed) for seed in range(len(paths))])
+    logits = logits.round() if ties else logits
+    together = history.draft_rows(logits, paths, width)
+    for row, own, path in zip(together, logits, paths, strict=True):
+        (alone,) = history.draft_rows(own[None], [path], width)
+        assert row.ids.tolist() == alone.ids.tolist() and row.probs.tolist() == alone.probs.tolist()
+
+
+def test_a_draft_row_breaks_ties_by_lower_id() -> None:
     history = History([1], SamplingParams(), 500)
     row = torch.zeros(500)
     row[[400, 20]] = 1.0
-    assert history.draft_row(row, [], 5).ids.tolist() == [20, 400, 0, 1, 2]
-    assert history.draft_row(row, [], 1).ids.tolist() == [20]
+    assert history.draft_rows(row[None], [[]], 5)[0].ids.tolist() == [20, 400, 0, 1, 2]
+    assert history.draft_rows(row[None], [[]], 1)[0].ids.tolist() == [20]
 
 
 def test_draft_rows_of_another_width_propose_only_what_the_target_can_say() -> None:
     history = History([1], SamplingParams(logit_bias={V - 1: -1.0}), V)
-    wide = history.draft_row(torch.arange(V + 10.0), [], 4)
+    (wide,) = history.draft_rows(torch.arange(V + 10.0)[None], [[]], 4)
     assert wide.ids.tolist() == [V - 2, V - 1, V - 3, V - 4]  # the bias made two equal: the lower id first
-    narrow = history.draft_row(torch.arange(V - 5.0), [], 100)
+    (narrow,) = history.draft_rows(torch.arange(V - 5.0)[None], [[]], 100)
     assert narrow.ids.max() == V - 6 and len(narrow.ids) == V - 5
 
 

@@ -183,7 +183,7 @@ class _Text:
     temperature: float = 1.0
     prediction: tuple[int, ...] = ()
 
-    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
+    def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
         raise AssertionError("a toy's laws are tables")
 
 

@@ -310,7 +310,7 @@ class CrossVocabulary:
         logits = torch.full((len(self.mapped.target),), -torch.inf)
         logits[torch.from_numpy(tokens)] = torch.from_numpy(np.log(weights)).float()
         try:
-            return seat.context.draft_row(logits, reading.path, self.width)
+            return seat.context.draft_rows(logits[None], [reading.path], self.width)[0]
         except EmptySupport:  # all that the draft can think of is banned here
             return EMPTY
 

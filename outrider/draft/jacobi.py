@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
@@ -93,7 +94,8 @@ class Jacobi:
         if not len(rows):
             return []
         if self.sampled and context.temperature > 0:
-            return [context.draft_row(logits[int(row)], path[:i], self.width) for i, row in enumerate(rows)]
+            paths = [path[:i] for i in range(len(rows))]
+            return list(context.draft_rows(logits[torch.from_numpy(rows)], paths, self.width))
         return list(logits[int(rows[0]) : int(rows[-1]) + 1].argmax(1)[rows - rows[0]].tolist())
 
     def _draw(self, window: _Window, budget: Budget, noise: Noise) -> TokenTree:

@@ -55,7 +55,7 @@ class ModelSource:
         for seat, own in zip(seats, scores, strict=True):
             assert own.logits is not None
             seat.run = None
-            out.append(seat.context.draft_row(own.logits[-1], (), self.width))
+            out += seat.context.draft_rows(own.logits[-1:], [()], self.width)
         return out
 
     def _catch_up(self, seat: _Seat) -> None:
@@ -76,12 +76,8 @@ class ModelSource:
         for seat, tree, count, own in zip(seats, trees, done, scores, strict=True):
             assert own.logits is not None
             seat.run = tree
-            out.append(
-                [
-                    seat.context.draft_row(own.logits[i], tree.path_tokens(node), self.width)
-                    for i, node in enumerate(range(count, len(tree)))
-                ]
-            )
+            paths = [tree.path_tokens(node) for node in range(count, len(tree))]
+            out.append(seat.context.draft_rows(own.logits[: len(paths)], paths, self.width))
         return out
 
     def observe(self, slot: int, record: StepRecord) -> None:

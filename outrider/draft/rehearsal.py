@@ -29,8 +29,8 @@ class _Text:
     prediction: tuple[int, ...] = (3, 1, 2, 3, 1)
     temperature: float = 0.0
 
-    def draft_row(self, logits: Tensor, path: Sequence[int], width: int) -> QRow:
-        return QRow(np.array([3]), np.array([1.0]))
+    def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
+        return [QRow(np.array([3]), np.array([1.0])) for _ in paths]
 
 
 def rehearse(drafter: Drafter, vocab_size: int, noise: Noise | None = None) -> None:

@@ -211,9 +211,10 @@ class Text:
     def __init__(self, *tokens: int) -> None:
         self.tokens = np.array(tokens)
 
-    def draft_row(self, logits, path, width):
-        ids = np.nonzero(np.isfinite(logits.numpy()))[0]
-        return QRow(ids, np.exp(logits.double().numpy()[ids]))
+    def draft_rows(self, logits, paths, width):
+        (row,) = logits.double().numpy()
+        ids = np.nonzero(np.isfinite(row))[0]
+        return [QRow(ids, np.exp(row[ids]))]
 
 
 def laws(source: CrossVocabulary, runtime: ToyTarget):
