@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench,demo,retrieval,train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench,demo,openvino,retrieval,train]'
 	touch $@
 
 demo: setup

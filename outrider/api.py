@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from outrider import methods
+from outrider import methods, runtimes
 from outrider.constrain.style import STRENGTH, Style
 from outrider.engine import Engine, Handle
 from outrider.errors import InputError
@@ -20,7 +20,6 @@ from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
 from outrider.protocols import Constraint, Recipe, Target
 from outrider.sampling import SamplingParams
-from outrider.target.eager import TransformersTarget
 from outrider.text import token_decoder
 
 Message = Mapping[str, Any]
@@ -42,6 +41,8 @@ def load(
     cache_bytes: int = 4 << 30,
     strict: bool = False,
     memory: str | Path | None = None,
+    runtime: str = runtimes.AUTO_NAME,
+    precision: str | None = None,
 ) -> Outrider:
     """Make a model ready to generate with a method.
 
@@ -49,14 +50,19 @@ def load(
     the method's own (`outrider methods` lists them). `max_slots` sequences run at once and the rest wait; the cache is
     bounded by them, by `max_context` positions a sequence and by `cache_bytes`. `strict` raises a drafter's error
     instead of going on without it. `memory` is a file in which drafters that learn find what they learnt before, and
-    leave it on `close`.
+    leave it on `close`. `runtime` names what runs the model (`outrider doctor` lists them) and `precision` the form of
+    its weights, where the runtime has several.
     """
     methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
+    runtimes.check(runtime, precision)
     loaded = load_model(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
     limits = {"max_slots": max_slots, "max_context": max_context, "cache_bytes": cache_bytes}
-    return Outrider(loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory)
+    return Outrider(
+        loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory,
+        runtime=runtime, precision=precision,
+    )  # fmt: skip
 
 
 class Outrider:
@@ -65,13 +71,13 @@ class Outrider:
     def __init__(
         self, loaded: LoadedModel, method: str = methods.DEFAULT, options: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None, *, strict: bool = False, trust_remote_code: bool = False,
-        memory: str | Path | None = None,
+        memory: str | Path | None = None, runtime: str = runtimes.AUTO_NAME, precision: str | None = None,
     ) -> None:  # fmt: skip
         self.loaded, self.method = loaded, method
         self._memory = Path(memory) if memory is not None else None
         self._kept = read_memory(self._memory, loaded.fingerprint) if self._memory else {}
-        self._limits = dict(limits or {})
-        self.target: Target = self._runtime(loaded.model)
+        limits = dict(limits or {})
+        self.target: Target = runtimes.build(loaded.model, runtime, precision, **limits)
         self._parts = methods.Parts(
             self.target,
             loaded,
@@ -79,7 +85,9 @@ class Outrider:
                 name, device=str(self.target.device), dtype=str(loaded.model.dtype).removeprefix("torch."),
                 trust_remote_code=trust_remote_code,
             ),
-            lambda model: self._runtime(model, max_context=self.target.max_context),
+            lambda model: runtimes.build_draft(
+                model, self.target, **{**limits, "max_context": self.target.max_context}
+            ),
         )  # fmt: skip
         self._recipes: dict[str, Recipe] = {method: self._build(method, options)}
         decode = token_decoder(loaded.tokenizer) if loaded.tokenizer is not None else None
@@ -87,9 +95,6 @@ class Outrider:
             self.target, self._recipes[method], eos_ids=loaded.eos_ids, decode=decode, strict=strict
         )  # fmt: skip
         self._async_turn = asyncio.Lock()
-
-    def _runtime(self, model: Any, **changes: Any) -> TransformersTarget:
-        return TransformersTarget(model, **{**self._limits, **changes})
 
     @property
     def tokenizer(self) -> Any:

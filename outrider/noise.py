@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -71,8 +71,12 @@ def uniforms(stream: int, count: int, device: torch.device) -> Tensor:
 
 
 def _on_device(stream: int, count: int, device: torch.device) -> Tensor:
-    """The same numbers in torch, whose integers have a sign: right shifts drag it in and are masked."""
-    x = _counters(count, device) + _signed(stream)
+    """The same numbers in torch."""
+    return _mixed(_counters(count, device) + _signed(stream))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Uniforms from counters; torch's integers have a sign, which right shifts drag in, so they are masked."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))).mul_(_signed(_MIX1))
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))).mul_(_signed(_MIX2))
     x ^= (x >> 31) & ((1 << 33) - 1)
@@ -113,6 +117,13 @@ def _race_on_host(p: NDArray[np.floating], stream: int) -> int:
     return int(alive[inside][times.argmin()])
 
 
+def race_rows(probs: Tensor, streams: Sequence[int]) -> list[int]:
+    """`race` of every row of [rows, V] with its own key, on the device where they lie and with one transfer."""
+    keys = torch.tensor([_signed(stream) for stream in streams], dtype=torch.int64).to(probs.device, non_blocking=True)
+    u = _mixed(_counters(probs.shape[1], probs.device) + keys[:, None])
+    return (torch.log1p(-u).neg_() / probs.double()).argmin(1).tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class StreamNoise:
     """Noise for one slot and one step. `position` is where the first token of this step will stand."""
@@ -131,6 +142,9 @@ class StreamNoise:
 
     def pick(self, probs: Tensor, depth: int) -> int:
         return race(probs, key(self.seed, self.sample, TARGET, self.position + depth))
+
+    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
+        return race_rows(probs, [key(self.seed, self.sample, TARGET, self.position + depth) for depth in depths])
 
     def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], depth: int, count: int) -> list[int]:
         counters = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)

@@ -35,6 +35,7 @@ class Scores:
 
     logits: Tensor | None  # [rows, V], raw, in the model's dtype; None where nobody asked (prefill)
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
+    likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Rows(Protocol):
     def greedy(self) -> bool: ...
     def probs(self, node: int) -> Tensor: ...  # [V], float32, sums to 1
     def argmax(self, node: int) -> int: ...
+    def together(self) -> Tensor | None: ...  # [rows, V]: all of them, where that costs less than one by one; else None
 
 
 class Noise(Protocol):
@@ -142,6 +144,10 @@ class Noise(Protocol):
 
     def pick(self, probs: Tensor, depth: int) -> int:
         """An index by the target's own noise at this absolute position: the same for any tree, drafter or batch."""
+        ...
+
+    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
+        """`pick` of every row of [rows, V], with one transfer to the host."""
         ...
 
 

@@ -100,9 +100,11 @@ class History:
         """
         reshaped = self.reshapes(path)
         scores = self._reshape(logits.to(torch.float32, copy=True), path) if reshaped else logits.float()
+        return scores if self.params.greedy else self.warp(scores)
+
+    def warp(self, scores: Tensor) -> Tensor:
+        """Temperature and truncation of [V] scores, or of [rows, V] on a GPU."""
         p = self.params
-        if p.greedy:
-            return scores
         scores = scores / p.temperature if p.temperature != 1 else scores
         return keep_min_p(keep_top_p(keep_top_k(scores, p.top_k), p.top_p), p.min_p)
 
@@ -185,8 +187,11 @@ class History:
 class TargetRows:
     """The target's processed law at each node of one tree, computed when asked for and kept."""
 
-    def __init__(self, logits: Tensor, tree: TokenTree, history: History) -> None:
+    def __init__(
+        self, logits: Tensor, tree: TokenTree, history: History, likeliest: Sequence[int] | None = None
+    ) -> None:  # fmt: skip
         self._logits = logits  # [rows, V], raw, never written to
+        self._likeliest = likeliest  # the argmax of each raw row, where it is known already
         self._tree = tree
         self._history = history
         self._probs: dict[int, Tensor] = {}
@@ -207,11 +212,22 @@ class TargetRows:
             self._probs[node] = law
         return self._probs[node]
 
+    def together(self) -> Tensor | None:
+        """[rows, V] on a GPU, where one row costs as much as all; None elsewhere, and where rows are reshaped."""
+        history = self._history
+        if self.greedy or not _cheap_together(self._logits):
+            return None
+        if any(history.reshapes(self._tree.path_tokens(node)) for node in range(len(self._tree))):
+            return None
+        return torch.softmax(history.warp(self._logits.float()), -1)
+
     def argmax(self, node: int) -> int:
         """The likeliest token, the lowest id among equals."""
         if node not in self._argmax:
             if self._history.reshapes(self._tree.path_tokens(node)):
                 self._argmax[node] = int(self._process(node).argmax())
+            elif self._likeliest is not None:
+                self._argmax[node] = self._likeliest[node]
             elif self._logits.device.type == "cpu":
                 self._argmax[node] = int(self._logits[node].argmax())
             else:  # one transfer for the whole tree
@@ -232,9 +248,9 @@ class TargetRows:
 
 def keep_top_k(scores: Tensor, k: int) -> Tensor:
     """The k highest; all that equal the k-th stay, as in transformers. 0 keeps everything."""
-    if not 0 < k < scores.numel():
+    if not 0 < k < scores.shape[-1]:
         return scores
-    return scores.masked_fill(scores < torch.topk(scores, k).values[-1], -math.inf)
+    return scores.masked_fill(scores < torch.topk(scores, k).values[..., -1:], -math.inf)
 
 
 def keep_top_p(scores: Tensor, p: float) -> Tensor:
@@ -245,33 +261,38 @@ def keep_top_p(scores: Tensor, p: float) -> Tensor:
     """
     if p >= 1:
         return scores
-    on_cpu = scores.device.type == "cpu"  # elsewhere sorting is cheap and asking for a value is not
-    top = scores.max()
-    total = (scores - top).exp_().sum(dtype=torch.float64)
-    values = torch.topk(scores, min(_PREFIX, scores.numel()) if on_cpu else scores.numel()).values
+    on_cpu = not _cheap_together(scores)  # elsewhere sorting is cheap and asking for a value is not
+    top = scores.amax(-1, keepdim=True)
+    total = (scores - top).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+    values = torch.topk(scores, min(_PREFIX, scores.numel()) if on_cpu else scores.shape[-1]).values
     reached = _running(values, top, total)
     if on_cpu and reached[-1] < p:
         values = torch.from_numpy(np.sort(scores.numpy())).flip(0)  # several times as fast as torch's sort
         reached = _running(values, top, total)
-    kept = 1 + (reached[:-1] < p).sum()
-    floor = values.gather(0, kept.view(1) - 1)
+    kept = 1 + (reached[..., :-1] < p).sum(-1, keepdim=True)
+    floor = values.gather(-1, kept - 1)
     out = scores < floor
     if not on_cpu or scores.numel() - torch.count_nonzero(out) > kept:
         tied = scores == floor
-        out |= tied & (tied.cumsum(0) > kept - (scores > floor).sum())
+        out |= tied & (tied.cumsum(-1) > kept - (scores > floor).sum(-1, keepdim=True))
     return scores.masked_fill(out, -math.inf)
 
 
 def _running(values: Tensor, top: Tensor, total: Tensor) -> Tensor:
     """Probability reached at each of the sorted values."""
-    return (values - top).exp_().cumsum(0, dtype=torch.float64) / total
+    return (values - top).exp_().cumsum(-1, dtype=torch.float64) / total
 
 
 def keep_min_p(scores: Tensor, min_p: float) -> Tensor:
     """Tokens at least `min_p` times as likely as the likeliest. 0 keeps everything."""
     if min_p == 0:
         return scores
-    return scores.masked_fill(scores < scores.max() + math.log(min_p), -math.inf)
+    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -math.inf)
+
+
+def _cheap_together(scores: Tensor) -> bool:
+    """On a GPU many rows cost as much as one, and asking for a value costs a wait."""
+    return scores.device.type != "cpu"
 
 
 class _Growing:

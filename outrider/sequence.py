@@ -88,7 +88,7 @@ class Running:
 
     def rows(self, scores: Scores, tree: TokenTree) -> TargetRows:
         assert scores.logits is not None
-        return TargetRows(scores.logits, tree, self.history)
+        return TargetRows(scores.logits, tree, self.history, scores.likeliest)
 
     def emit(self, tree: TokenTree, verdict: Verdict, rows: TargetRows) -> tuple[int, ...]:
         """Append the accepted path and the target's token, up to the first stop; returns what became text."""

@@ -9,7 +9,7 @@ only the target's law p and the draft's rows q.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,6 +188,9 @@ class _EveryWay:
     def pick(self, probs: Tensor, depth: int) -> int:
         raise AssertionError("only the invariant rule picks, and it is not run")
 
+    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
+        return [self.pick(row, depth) for row, depth in zip(probs, depths, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -202,6 +205,9 @@ class Part:
 
     def argmax(self, node: int) -> int:
         return self.whole.argmax(self.places[node])
+
+    def together(self) -> None:
+        return None
 
 
 def part_of(whole: TokenTree, rows: Rows, tree: TokenTree) -> Part:

@@ -8,7 +8,7 @@ noise key, and randomness from elsewhere, are errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -97,6 +97,9 @@ class BranchingNoise:
 
     def pick(self, probs: Tensor, depth: int) -> int:
         return self.branches.decide(("target", self.sample, self.position + depth), probs)
+
+    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
+        raise AssertionError("every row picked at once would branch on nodes that the walk never reaches")
 
     def _key(self, node: int, draw: int) -> Key:
         return (self.stream, self.sample, self.step, node, draw)

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from outrider import runtimes
 from outrider.api import Outrider
 from outrider.check import exhaustive
 from outrider.check.bugs import Bug
 from outrider.check.greedy import greedy_jobs, run_greedy
 from outrider.check.martingale import Martingale, run_martingale
-from outrider.check.reference import Answer, Job, Plain, Watch
+from outrider.check.reference import Answer, Job, Plain, RuntimePlain, Watch
 from outrider.check.runs import Subject
 from outrider.check.seeded import run_seeded, seeded_jobs
 from outrider.check.ties import Comparison, Precision, measure
@@ -39,6 +40,7 @@ SAMPLED: tuple[dict[str, Any], ...] = (
 )
 ENOUGH_POWER = 0.99
 CONTEXT = 1024  # longer prompts lose their beginning
+MODELS_OWN = "float32"  # the precision in which a runtime says what the model itself says
 SLOTS = 8  # fewer than there are texts in most runs, so that requests wait, join and leave
 
 
@@ -143,8 +145,13 @@ def check(
     size: Size = FULL,
     seed: int = 1,
     watch: Watch = lambda label, tokens: None,
+    runtime: str = runtimes.AUTO_NAME,
+    precision: str | None = None,
 ) -> Report:
-    """Run the gate. Ctrl-C ends it with what is known so far."""
+    """Run the gate. Ctrl-C ends it with what is known so far.
+
+    A runtime in a precision that is not the model's own is held against its own plain decoding.
+    """
     begun = time.perf_counter()
     report = Report({
         "method": method, "options": dict(options or {}), "model": loaded.name, "fingerprint": loaded.fingerprint,
@@ -152,7 +159,8 @@ def check(
         "size": {name: getattr(size, name) for name in size.__slots__}, "planted": [bug.name for bug in bugs],
     })  # fmt: skip
     limits = {"max_slots": SLOTS, "max_context": min(CONTEXT, context_limit(loaded.model.config)[0])}
-    with Outrider(loaded, method, options, limits, strict=True) as engine:
+    with Outrider(loaded, method, options, limits, strict=True, runtime=runtime, precision=precision) as engine:
+        report.settings |= {"runtime": getattr(engine.target, "runtime", runtime), "precision": precision}
         try:
             gate = _Gate(engine, _prompt_ids(engine, prompts, size, seed), size, seed, watch)
             report.settings |= {
@@ -177,7 +185,9 @@ class _Gate:
     def __init__(
         self, engine: Outrider, prompts: list[tuple[str, tuple[int, ...]]], size: Size, seed: int, watch: Watch
     ) -> None:
-        plain = Plain(engine.loaded.model, engine.target.vocab_size)
+        own = getattr(engine.target, "precision", MODELS_OWN) != MODELS_OWN
+        model, target = engine.loaded.model, engine.target
+        plain = RuntimePlain(model, target) if own else Plain(model, target.vocab_size)
         self.subject = Subject(engine.engine, engine.recipe(), plain)
         self.prompts, self.size, self.seed, self.watch = prompts, size, seed, watch
         self._greedy: list[Answer] = []

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.check.margin import chosen
 from outrider.params import SamplingParams
+from outrider.protocols import Needs, Target
 from outrider.sampling import History
 
 TOP = 32  # logits of the likeliest tokens that are kept of every row, to compare schedules by
@@ -99,3 +100,25 @@ class Plain:
         ids = torch.tensor([list(tokens)], device=self.model.get_input_embeddings().weight.device)
         out = self.model(input_ids=ids, past_key_values=cache, use_cache=use_cache, return_dict=True, **options)
         return out.logits[0].float(), out.past_key_values
+
+
+class RuntimePlain(Plain):
+    """Plain decoding by the runtime itself, without trees: the reference where its precision is not the model's own.
+
+    Holds one slot of the target, anew for every text.
+    """
+
+    def __init__(self, model: Any, target: Target) -> None:
+        super().__init__(model, target.vocab_size)
+        self._target, self._slot = target, -1
+
+    def _forward(
+        self, tokens: Sequence[int], cache: Any, *, last: bool = False, use_cache: bool = True
+    ) -> tuple[Tensor, Any]:
+        if cache is None:
+            if self._slot >= 0:
+                self._target.release(self._slot)
+            self._slot = self._target.acquire()
+        stream = self._target.prefill([self._slot], [[*tokens, 0]], Needs(logits=not last))  # all but the final token
+        rows = [chunk.scores.logits.float() for chunks in stream for chunk in chunks if chunk.scores.logits is not None]
+        return torch.cat(rows) if rows else torch.empty(0), self._slot

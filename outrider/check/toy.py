@@ -90,6 +90,9 @@ class TableRows:
         self.asked.append(node)
         return int(self._table(node).argmax())
 
+    def together(self) -> None:
+        return None
+
     def _table(self, node: int) -> NDArray[np.float64]:
         return self.lm.probs([*self.context, *self.tree.path_tokens(node)])
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.expand import expand
-from outrider.cli.options import parse_options
+from outrider.cli.options import Precision, Runtime, parse_options
 from outrider.cli.output import Html, Json, check_html, check_json, emit, err, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -52,6 +52,8 @@ def run(
     model: Model = "smollm2",
     device: Device = None,
     dtype: Dtype = None,
+    runtime: Runtime = "auto",
+    precision: Precision = None,
 ) -> None:
     """Measure. Run it again after an interruption: finished rows are not repeated."""
     check_json(json)
@@ -77,7 +79,8 @@ def run(
 
     slots = max(bench.batches)
     with outrider.load(
-        model, method="plain", device=device, dtype=dtype, max_slots=slots, max_context=max_context
+        model, method="plain", device=device, dtype=dtype, runtime=runtime, precision=precision, max_slots=slots,
+        max_context=max_context,
     ) as engine, Processes() as processes, progress_bar() as on_progress:  # fmt: skip
         settings = peer_settings(engine, model, asked, gguf, draft, memory)
         made = contenders(engine, asked, settings, processes)
@@ -157,6 +160,8 @@ def steps(
     model: Model = "smollm2",
     device: Device = None,
     dtype: Dtype = None,
+    runtime: Runtime = "auto",
+    precision: Precision = None,
 ) -> None:
     """Time a step of the target against rows, batch and context, next to the floor of reading it once."""
     check_json(json)
@@ -174,8 +179,9 @@ def steps(
 
     room = max(contexts) + max(sizes) + 1
     with outrider.load(
-        model, method="plain", device=device, dtype=dtype, max_slots=max(batches), max_context=room
-    ) as engine:
+        model, method="plain", device=device, dtype=dtype, runtime=runtime, precision=precision, max_slots=max(batches),
+        max_context=room,
+    ) as engine:  # fmt: skip
         made = measured_steps(engine, sizes, batches, contexts, repeats)
     if json != STDOUT:
         out().print(terminal(made))
@@ -184,7 +190,37 @@ def steps(
         write_atomic(page, render(made))
 
 
-for _command in (run, setup, report, diff, steps):
+def inflate(
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the large model is written.")],
+    shape: Annotated[str, typer.Option("--shape", help="8b, 1b, or as in hidden=1024,layers=32,mlp=4096.")] = "8b",
+    json: Json = None,
+    model: Model = "smollm2",
+    device: Device = None,
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Widen a small Llama to the shape of a large one that says the same: real acceptance at real cost."""
+    check_json(json)
+    from outrider.bench.inflate import difference, parse_shape
+    from outrider.bench.inflate import inflate as widen
+    from outrider.models import load_model
+
+    parse_shape(shape)
+    loaded = load_model(model, device=device, dtype=dtype)
+    with err().status("widening"):
+        big = widen(loaded.model, parse_shape(shape, loaded.model.config))
+        worst, agree = difference(loaded.model, big)
+    with err().status(f"writing {folder}"):
+        big.save_pretrained(folder)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save_pretrained(folder)
+    made = {"folder": str(folder), "parameters": big.num_parameters(), "difference": worst, "same_token": agree}
+    if json != STDOUT:
+        told = f"{made['parameters'] / 1e9:.2f}B parameters, largest difference {worst:.1e} of the largest logit, "
+        out().print(f"{folder}: {told}{100 * agree:.0f}% of rows choose the same token", markup=False)
+    emit(json, made)
+
+
+for _command in (run, setup, report, diff, steps, inflate):
     app.command(_command.__name__)(expand(_command))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.options import SamplingOptions, parse_options
+from outrider.cli.options import Precision, Runtime, SamplingOptions, parse_options
 from outrider.cli.output import Html, Json, check_html, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -37,6 +37,8 @@ def bound(
     ] = "smollm2",
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    runtime: Runtime = "auto",
+    precision: Precision = None,
     sampling: SamplingOptions = SamplingOptions(),
 ) -> None:
     """Tell whether a better acceptance rule or a better drafter is the next step.
@@ -63,7 +65,10 @@ def bound(
     source = Path(prompts).name if prompts else "built-in"
     import outrider
 
-    loaded = outrider.load(model, method="plain", device=device, dtype=dtype, max_slots=1, strict=True)
+    loaded = outrider.load(
+        model, method="plain", device=device, dtype=dtype, runtime=runtime, precision=precision, max_slots=1,
+        strict=True,
+    )  # fmt: skip
     with loaded as engine, progress_bar() as on_progress:
         made = run(engine, chosen, plan, options, source, on_progress)
     figures = result(made)

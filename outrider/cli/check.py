@@ -55,7 +55,8 @@ def check(
     with Progress(*columns, console=err(), transient=True) as progress:
         bar = progress.add_task("starting", total=gate.planned_tokens(size, planted))
         report = gate.check(
-            loaded, model.method, options, prompts=asked, bugs=planted, size=size, seed=seed,
+            loaded, model.method, options, prompts=asked, bugs=planted, size=size, seed=seed, runtime=model.runtime,
+            precision=model.precision,
             watch=lambda label, tokens: progress.update(bar, description=label, advance=tokens),
         )  # fmt: skip
     if json != STDOUT:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.options import SamplingOptions, parse_options
+from outrider.cli.options import Precision, Runtime, SamplingOptions, parse_options
 from outrider.cli.output import Html, Json, check_html, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -36,6 +36,8 @@ def compare(
     ] = "smollm2",
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    runtime: Runtime = "auto",
+    precision: Precision = None,
     sampling: SamplingOptions = SamplingOptions(),
 ) -> None:
     """Measure methods against plain decoding on the same prompts.
@@ -61,7 +63,9 @@ def compare(
     source = Path(prompts).name if prompts else "built-in"
     import outrider
 
-    with outrider.load(model, method="plain", device=device, dtype=dtype, max_slots=batch) as engine:
+    with outrider.load(
+        model, method="plain", device=device, dtype=dtype, runtime=runtime, precision=precision, max_slots=batch
+    ) as engine:
         contenders = [method_contender(engine, spec) for spec in specs]
         with progress_bar() as on_progress:
             comparison = run(engine, chosen, contenders, plan, source, on_progress)

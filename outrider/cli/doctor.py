@@ -16,9 +16,17 @@ COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 def doctor(json: Json = None) -> None:
     """Look at this machine: packages, devices, caches, and the runtime that would be used."""
     check_json(json)
-    from outrider.models.doctor import report
+    from outrider.models.doctor import Finding, State, report
+    from outrider.models.load import default_device
+    from outrider.runtimes import AUTO, RUNTIMES
 
-    findings = report()
+    device, findings = default_device(), list(report())
+    for own in RUNTIMES.values():
+        why = own.obstacle(device, own.precision)
+        precisions = f" ({', '.join(own.precisions)})" if own.precisions else ""
+        taken = "" if own.name in AUTO else f"by name: --runtime {own.name}"
+        state = State.NOTE if why else State.OK
+        findings.append(Finding(f"runtime {own.name}", state, own.summary + precisions, why or taken))
     if json != STDOUT:
         grid = Table.grid(padding=(0, 2))
         for f in findings:

@@ -23,6 +23,12 @@ def _sampling(*names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=SAMPLING, show_default=False, **more)
 
 
+Runtime = Annotated[str, _model("--runtime", help="What runs the model: auto, or a name that `outrider doctor` lists.")]
+Precision = Annotated[
+    str | None, _model("--precision", help="Of the weights, where the runtime has several: int8, ...")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     model: Annotated[str, _model("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")] = (
@@ -36,7 +42,8 @@ class ModelOptions:
     trust_remote_code: Annotated[bool, _model("--trust-remote-code", help="Run code that comes with a hub model.")] = (
         False
     )
-
+    runtime: Runtime = "auto"
+    precision: Precision = None
     memory: Annotated[
         str | None, _model("--memory", metavar="FILE", help="Keep what drafters learn in this file, and use it.")
     ] = None
@@ -50,7 +57,8 @@ class ModelOptions:
         methods.parse_options(methods.find(self.method), options)  # a typo should not cost a model load
         return outrider.load(
             self.model, method=self.method, device=self.device, dtype=self.dtype, revision=self.revision,
-            trust_remote_code=self.trust_remote_code, options=options, memory=self.memory,
+            trust_remote_code=self.trust_remote_code, options=options, memory=self.memory, runtime=self.runtime,
+            precision=self.precision,
         )  # fmt: skip
 
 

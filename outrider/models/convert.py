@@ -59,35 +59,50 @@ def converted(name: str, find: Callable[[Path, Progress], Path], cache: Path | N
 
     Changes the cache. A folder that exists but is not complete is made again.
     """
-    cache = cache or cache_folder()
-    folder = cache / name
+    folder = (cache or cache_folder()) / name
     if is_complete(folder):
         return folder
     for package in ("gguf", "accelerate"):  # transformers' own GGUF reader asks for both
         if find_spec(package) is None:
             raise MissingExtra(f"reading a GGUF file needs the package {package}; run: pip install 'outrider[demo]'")
+
+    def fill(dense: Path, scratch: Path, progress: Progress) -> str:
+        gguf = find(scratch, progress)
+        convert(gguf, dense, progress)
+        return gguf.name
+
+    return kept(folder, fill)
+
+
+def kept(folder: Path, fill: Callable[[Path, Path, Progress], str]) -> Path:
+    """The complete `folder`; where it is not, made by `fill(folder, scratch, progress)`, which names its source.
+
+    Changes the cache. It appears under its name only when complete, and one process makes it while others wait.
+    """
+    if is_complete(folder):
+        return folder
+    cache = folder.parent
     with _writable(cache), _progress() as progress:
         cache.mkdir(parents=True, exist_ok=True)
-        with _alone(cache / f"{name}.lock", progress):
+        with _alone(cache / f"{folder.name}.lock", progress):
             if not is_complete(folder):  # another process may have made it meanwhile
-                _make(folder, find, progress)
+                _make(folder, fill, progress)
     return folder
 
 
-def _make(folder: Path, find: Callable[[Path, Progress], Path], progress: Progress) -> None:
+def _make(folder: Path, fill: Callable[[Path, Path, Progress], str], progress: Progress) -> None:
     if folder.exists():
         logger.warning("the cached model %s is incomplete and is made again", folder)
         shutil.rmtree(folder)
     for left in folder.parent.glob(f"{folder.name}.partial-*"):  # of a killed process: the lock is ours
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.partial-", dir=folder.parent) as scratch:
-        gguf = find(Path(scratch), progress)
-        dense = Path(scratch) / "dense"
-        dense.mkdir()
-        convert(gguf, dense, progress)
-        sizes = {file.name: file.stat().st_size for file in sorted(dense.iterdir())}
-        (dense / SEAL).write_text(json.dumps({"format": FORMAT, "source": gguf.name, "files": sizes}, indent=1))
-        os.replace(dense, folder)
+        made = Path(scratch) / "made"
+        made.mkdir()
+        source = fill(made, Path(scratch), progress)
+        sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
+        (made / SEAL).write_text(json.dumps({"format": FORMAT, "source": source, "files": sizes}, indent=1))
+        os.replace(made, folder)
 
 
 def convert(gguf: Path, folder: Path, progress: Progress) -> None:

@@ -34,6 +34,8 @@ EXTRAS = {  # package -> (extra, what it enables)
     "gguf": ("demo", "the embedded model and .gguf files"),
     "accelerate": ("demo", "the same: transformers' GGUF reader asks for it"),
     "matplotlib": ("bench", "plots in HTML reports"),
+    "openvino": ("openvino", "the runtime openvino: the fastest on a CPU"),
+    "nncf": ("openvino", "its int8 and int4 weights"),
 }
 
 

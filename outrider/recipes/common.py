@@ -79,7 +79,8 @@ def cost_curve(parts: Parts) -> CostCurve:
     """What a step of this target takes on this machine; measured the first time, then kept."""
     from outrider.control.cost import stored
 
-    runtime = f"{type(parts.target).__name__} {parts.loaded.model.dtype}"
+    precision = getattr(parts.target, "precision", parts.loaded.model.dtype)
+    runtime = f"{type(parts.target).__name__} {precision}"
     return stored(parts.target, parts.loaded.fingerprint, runtime)
 
 

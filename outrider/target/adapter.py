@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,10 +34,9 @@ class Adapter:
         self.model_type: str = model.config.get_text_config(decoder=True).model_type
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
-        configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), ATTENTION)}
-        self._configs = list(configs.values())
+        self.configs = attention_configs(model)
         self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._own_attention = False
+        self.own_attention = False
         self._linears = PackedLinears(model)
         self.shapes, self.vocab_size = self._probe()
 
@@ -46,19 +45,19 @@ class Adapter:
         """One forward of two tokens: what the layers store, and whether the model called our attention."""
         name = type(self.model).__name__
         tokens = np.zeros(2, dtype=np.int64)
-        for self._own_attention in (False, True):
+        for self.own_attention in (False, True):
             current, recorder = Pass([chain_block(0, 0, tokens)], self.dtype, self.device), ShapeRecorder()
             try:
                 out = self(current, recorder, logits=True, hidden=False)
             except Exception as error:
-                if self._own_attention:
+                if self.own_attention:
                     raise UnsupportedModel(f"{name} does not run with a cache of our own: {error}") from error
                 continue
-            if current.attended or self._own_attention:
+            if current.attended or self.own_attention:
                 break
         if not recorder.shapes or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
             raise UnsupportedModel(f"{name} does not keep its state in a key/value cache; this runtime needs one")
-        if self._own_attention and any(v and _names_a_window(k) for k, v in vars(self.model.config).items()):
+        if self.own_attention and any(v and _names_a_window(k) for k, v in vars(self.model.config).items()):
             raise UnsupportedModel(f"{name} has windows in attention code of its own; this runtime cannot honour them")
         return [recorder.shapes[i] for i in range(len(recorder.shapes))], out.logits.shape[-1]
 
@@ -69,9 +68,9 @@ class Adapter:
             options["output_hidden_states"] = True
         if not logits and self._can_trim:
             options["logits_to_keep"] = 1
-        if self._own_attention:
+        if self.own_attention:
             options["attention_mask"] = current.explicit_mask
-        attention = self._biased(current) if self._own_attention else self._switched()
+        attention = self._biased(current) if self.own_attention else switched(self.configs, NAME)
         with running(current), self._linears.active(), attention:
             return self.model(
                 input_ids=current.input_ids,
@@ -81,18 +80,6 @@ class Adapter:
                 return_dict=True,
                 **options,
             )
-
-    @contextmanager
-    def _switched(self) -> Iterator[None]:
-        """Our attention for the duration of a forward."""
-        before = [getattr(c, ATTENTION) for c in self._configs]
-        try:
-            for config in self._configs:
-                setattr(config, ATTENTION, NAME)
-            yield
-        finally:
-            for config, name in zip(self._configs, before, strict=True):
-                setattr(config, ATTENTION, name)
 
     @contextmanager
     def _biased(self, current: Pass) -> Iterator[None]:
@@ -117,6 +104,24 @@ class Adapter:
 
 
 ATTENTION = "_attn_implementation_internal"  # where a config keeps the name, past the setter that walks sub-configs
+
+
+def attention_configs(model: Any) -> list[Any]:
+    """Every configuration in which a part of the model looks up its attention."""
+    return list({id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), ATTENTION)}.values())
+
+
+@contextmanager
+def switched(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """The attention registered as `name`, for the duration of a forward."""
+    before = [getattr(c, ATTENTION) for c in configs]
+    try:
+        for config in configs:
+            setattr(config, ATTENTION, name)
+        yield
+    finally:
+        for config, own in zip(configs, before, strict=True):
+            setattr(config, ATTENTION, own)
 
 
 def _names_a_window(setting: str) -> bool:

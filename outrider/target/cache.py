@@ -59,14 +59,14 @@ class SlotCache(Cache):
     def __init__(self, shapes: Sequence[LayerShape], slots: int, capacity: int) -> None:
         super().__init__(layers=[])
         self.slots, self.capacity = slots, capacity + 1  # the last row takes what padded rows write
-        self._blocks: list[tuple[Tensor, Tensor]] = []  # per distinct shape: keys, values [layers, slots, H, C, D]
+        self.blocks: list[tuple[Tensor, Tensor]] = []  # per distinct shape: keys, values [layers, slots, H, C, D]
         self._keys: list[Tensor] = [torch.empty(0)] * len(shapes)  # per layer, views [slots, H, C, D]
         self._values = list(self._keys)
         for shape in dict.fromkeys(shapes):
             layers = [i for i, other in enumerate(shapes) if other == shape]
             rows = (len(layers), slots, shape.heads, self.capacity)
             keys, values = (zeros((*rows, dim), shape.dtype, shape.device) for dim in (shape.key_dim, shape.value_dim))
-            self._blocks.append((keys, values))
+            self.blocks.append((keys, values))
             for place, layer in enumerate(layers):
                 self._keys[layer], self._values[layer] = keys[place], values[place]
         # A step of one slot slices these; making the views once halves the slicing of every layer.
@@ -79,7 +79,11 @@ class SlotCache(Cache):
 
     @property
     def bytes(self) -> int:
-        return sum(t.nbytes for block in self._blocks for t in block)
+        return sum(t.nbytes for block in self.blocks for t in block)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots, [slots, H, C, D]."""
+        return self._keys[index], self._values[index]
 
     def bind(self, current: Pass) -> SlotCache:
         """Changes state: the next forward reads and writes where this pass says."""
@@ -118,20 +122,20 @@ class SlotCache(Cache):
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         """Changes state: copy row sources[i] of slots[i] to row targets[i], in all layers at once."""
         index = np.array([slots, sources, targets])
-        for block in self._blocks:
+        for block in self.blocks:
             slot, source, target = torch.from_numpy(index).to(block[0].device)
             for tensor in block:
                 tensor[:, slot, :, target] = tensor[:, slot, :, source]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Changes state: the first `length` rows of one slot become those of another."""
-        for block in self._blocks:
+        for block in self.blocks:
             for tensor in block:
                 tensor[:, target, :, :length].copy_(tensor[:, source, :, :length])
 
     def wipe(self, slot: int, length: int) -> None:
         """Changes state: forget a slot. A masked row still meets weight 0, and 0 times a stale infinity is not 0."""
-        for block in self._blocks:
+        for block in self.blocks:
             for tensor in block:
                 tensor[:, slot, :, :length].zero_()
                 tensor[:, slot, :, -1].zero_()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class TransformersTarget:
+    runtime = "eager"
+
     def __init__(
         self,
         model: Any,
@@ -45,15 +47,23 @@ class TransformersTarget:
         if model.training:
             raise InputError("the model is in training mode, where dropout is random; call model.eval() first")
         self.model, self.max_rows, self.prefill_chunk = model, max_rows, prefill_chunk
-        self._adapter = Adapter(model)
+        self._adapter = self._adapt(model)
         self.vocab_size = self._adapter.vocab_size
         self.max_context, slots = self._bound(max_slots, max_context, cache_bytes)
-        self._cache = SlotCache(self._adapter.shapes, slots, self.max_context + max_rows)
+        self._cache = self._allocate(slots)
         self._free = list(range(slots))
         self._lengths = [0] * slots
         self._touched = [0] * slots  # rows of the cache that may hold something
         if self_test or (self_test is None and self._adapter.model_type not in TESTED):
             self_check(self)
+
+    # What a runtime that keeps these slots and steps brings of its own: these two, and `_run`
+
+    def _adapt(self, model: Any) -> Any:
+        return Adapter(model)
+
+    def _allocate(self, slots: int) -> Any:
+        return SlotCache(self._adapter.shapes, slots, self.max_context + self.max_rows)
 
     def _bound(self, max_slots: int, max_context: int | None, cache_bytes: int) -> tuple[int, int]:
         """Context and slots within `cache_bytes`: fewer slots first, then less context."""
@@ -174,9 +184,12 @@ class TransformersTarget:
 
     @torch.inference_mode()
     def _forward(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
-        current = Pass(blocks, self._adapter.dtype, self._adapter.device)
         for b in blocks:
             self._touched[b.slot] = max(self._touched[b.slot], b.reach)
+        return self._run(blocks, needs, logits)
+
+    def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
+        current = Pass(blocks, self._adapter.dtype, self._adapter.device)
         out = self._adapter(current, self._cache.bind(current), logits=logits, hidden=bool(needs.hidden))
         return [
             Scores(

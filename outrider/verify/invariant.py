@@ -20,4 +20,6 @@ class Invariant:
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict:
         if rows.greedy:
             return follow(tree, rows.argmax)
+        if (laws := rows.together()) is not None:
+            return follow(tree, noise.pick_rows(laws, tree.depths.tolist()).__getitem__)
         return follow(tree, lambda node: noise.pick(rows.probs(node), int(tree.depths[node])))

@@ -119,7 +119,7 @@ def largest_difference(model: Any, texts: list[list[int]], trees: list[TokenTree
     paths = [(i, leaf) for i, t in enumerate(trees) for leaf in sorted({*range(len(t))} - {*t.parents.tolist()})]
     full = [texts[i] + trees[i].path_tokens(leaf) for i, leaf in paths]
     width = max(map(len, full))
-    plain = model(torch.tensor([t + [0] * (width - len(t)) for t in full]), use_cache=False).logits
+    plain = model(torch.tensor([t + [0] * (width - len(t)) for t in full], device=model.device), use_cache=False).logits
     differences = []
     for row, (i, leaf) in enumerate(paths):
         nodes = [0, *trees[i].path(leaf)]
@@ -128,13 +128,15 @@ def largest_difference(model: Any, texts: list[list[int]], trees: list[TokenTree
     return torch.stack(differences).max().item()  # keeps a nan, as max() of Python does not
 
 
-def walk(model: Any, *, batch: int, seed: int, steps: int, chunk: int, nodes: int = 7) -> float:
+def walk(
+    model: Any, *, batch: int, seed: int, steps: int, chunk: int, nodes: int = 7, runtime: Any = TransformersTarget
+) -> float:
     """Decode random texts with random trees and random acceptance up to the end of the context; the worst difference.
 
     A slot that is full is released and takes a new text, so the cache is reused while others go on.
     """
     rng = np.random.default_rng(seed)
-    target = TransformersTarget(model, max_slots=batch, prefill_chunk=chunk, max_rows=nodes + 1)
+    target = runtime(model, max_slots=batch, prefill_chunk=chunk, max_rows=nodes + 1)
     assert target.max_context == CONTEXT
     texts: dict[int, list[int]] = {}
     differences: list[float] = []

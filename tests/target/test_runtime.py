@@ -175,7 +175,7 @@ def test_a_released_slot_leaves_nothing_behind(target: TransformersTarget) -> No
     want = [s.logits.clone() for s in target.verify([long, short], [TREE, TREE], Needs())]
     rejected = chain(8, [3] * 12)  # reaches beyond what the next sequence will write
     logits(target, short, rejected)
-    for stored in target._cache._blocks[0]:
+    for stored in target._cache.blocks[0]:
         stored[:, short, :, : target.length(short) + len(rejected)] = torch.inf
     target.release(short)
     assert open_slot(target, PROMPT[:2]) == short

@@ -52,6 +52,9 @@ class Rows:
     def argmax(self, node: int) -> int:
         return int(self.row.argmax())
 
+    def together(self) -> None:
+        return None
+
 
 class Heads:
     """The worst coin for `u <= p`: u is exactly 0, so p = 0 comes up heads."""

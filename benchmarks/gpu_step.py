@@ -1,0 +1,302 @@
+"""What one step costs on a GPU: time against rows, batch and context for each runtime, beside the floor of the machine.
+
+The floor is the larger of weights and cache over the measured bandwidth and arithmetic over the measured matrix rate.
+By default a Llama of 8B shape in bfloat16 with random weights, made on the GPU; `--model FOLDER` for another. Host time
+is what a verify and a commit take beyond the GPU's own time. A profile of one step by kernel comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from outrider.bench.floor import bandwidth, traffic
+from outrider.protocols import Needs
+from outrider.target.eager import TransformersTarget
+from outrider.target.graphed import GraphedTarget
+from outrider.tree import TokenTree, chain, fixed, root
+
+SHAPES: dict[str, dict[str, int]] = {
+    "8b": {
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "tiny": {
+        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    },
+}  # fmt: skip
+BARS = (
+    ("one sequence, one row, context 1024: over its floor", 1.20, (1, 1, 1024), None),
+    ("64 rows over one row at context 1024", 1.10, (1, 64, 1024), (1, 1, 1024)),
+    ("64 rows over one row at context 8192", 1.25, (1, 64, 8192), (1, 1, 8192)),
+    ("16 sequences of 16 rows, context 1024: over their floor", 1.35, (16, 16, 1024), None),
+)
+
+
+def random_llama(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=131072, tie_word_embeddings=False)
+    with torch.device(device):
+        return LlamaForCausalLM._from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
+    """Operations a second of a large product of random matrices."""
+    size = size if device.type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / min(gpu_seconds(lambda: a @ b, device) for _ in range(5))
+
+
+def gpu_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    for _ in range(repeats):
+        work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3 / repeats
+
+
+def tree_of(rows: int, rng: np.random.Generator) -> TokenTree:
+    if rows == 1:
+        return root(1)
+    parents = np.array([-1, *(int(rng.integers(max(0, i - 6), i)) for i in range(1, rows))])
+    return fixed(rng.integers(0, 1000, rows), parents)
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.device = torch.device(args.device)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        if args.model:
+            self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=self.dtype).to(self.device).eval()
+        else:
+            self.model = random_llama(args.shape, self.device, self.dtype)
+        small = None if self.device.type == "cuda" else 1 << 24
+        self.rate = bandwidth(self.device, size=small)
+        self.matrix = matrix_rate(self.device, self.dtype)
+        self.facts = traffic(self.model)
+        self.table: list[dict[str, Any]] = []
+        self.profiled: dict[int, list[dict[str, Any]]] = {}  # rows -> one step by kernel
+
+    def floor(self, batch: int, rows: int, context: int) -> float:
+        config = self.model.config
+        moved = self.facts["weight_bytes"] + batch * (context + rows) * self.facts["cache_bytes_per_token"]
+        weights = self.facts["weight_bytes"] / self.dtype.itemsize
+        looked = 4 * context * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+        return max(moved / self.rate, batch * rows * (2 * weights + looked) / self.matrix)
+
+    def measure(self, name: str, target: Any, batch: int, rows: int, context: int) -> None:
+        rng = np.random.default_rng(0)
+        trees = [tree_of(rows, rng) for _ in range(batch)]
+        slots = [target.acquire() for _ in range(batch)]
+
+        def step() -> None:
+            for slot in slots:
+                target._lengths[slot] = context  # as if so much were committed; the cache is full of noise
+            target.verify(slots, trees, Needs())
+            target.commit(slots, [tree.path(len(tree) - 1) for tree in trees])
+
+        try:
+            for _ in range(3):
+                step()
+            graph = target._bucket_of(batch, rows) if isinstance(target, GraphedTarget) else None
+            times: list[tuple[float, float | None]] = []
+            with watched(graph, self.device) as seconds:
+                for _ in range(self.args.repeats):
+                    if self.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    begun = time.perf_counter()
+                    step()
+                    if self.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    times.append((time.perf_counter() - begun, seconds()))
+            wall = statistics.median(t for t, _ in times)
+            gpu = statistics.median(g for _, g in times if g is not None) if graph is not None else None
+        finally:
+            for slot in slots:
+                target._touched[slot] = 0  # leave the noise where it is
+                target.release(slot)
+        floor = self.floor(batch, rows, context)
+        self.table.append({
+            "runtime": name, "batch": batch, "rows": rows, "context": context, "ms": 1e3 * wall,
+            "gpu_ms": None if gpu is None else 1e3 * gpu, "host_ms": None if gpu is None else 1e3 * (wall - gpu),
+            "floor_ms": 1e3 * floor, "over_floor": (gpu or wall) / floor,
+        })  # fmt: skip
+        print(line(self.table[-1]), flush=True)
+
+    def target(self, name: str, context: int, batch: int) -> Any:
+        limits = {"max_slots": batch, "max_context": context + 200, "max_rows": 128, "cache_bytes": 40 << 30}
+        if self.device.type != "cuda":
+            limits["cache_bytes"] = 1 << 30
+        if name == "eager":
+            made: Any = TransformersTarget(self.model, **limits)
+        else:
+            made = GraphedTarget(self.model, warm_up=False, fuse=name == "graphs", **limits)
+        for block in made._cache.blocks:
+            for tensor in block:
+                tensor.normal_(0, 0.5)
+        return made
+
+    def run(self, name: str, points: list[tuple[int, int, int]]) -> None:
+        for context in sorted({c for _, _, c in points}):
+            own = [(b, r) for b, r, c in points if c == context]
+            target = self.target(name, context, max(b for b, _ in own))
+            for batch, rows in own:
+                self.measure(name, target, batch, rows, context)
+            if name == "graphs" and context == min(c for _, _, c in points):
+                self.profiled |= {rows: profile(target, rows, context) for rows in (1, 64) if (1, rows) in own}
+            del target
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+@contextmanager
+def watched(graph: Any, device: torch.device) -> Iterator[Callable[[], float | None]]:
+    """Seconds that the GPU spent in the last replay of a graph, by events around it."""
+    if graph is None or device.type != "cuda":
+        yield lambda: None
+        return
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    replay = graph.replay
+
+    def timed() -> Any:
+        first.record()
+        out = replay()
+        last.record()
+        return out
+
+    graph.replay = timed
+    try:
+        yield lambda: first.elapsed_time(last) / 1e3
+    finally:
+        graph.replay = replay
+
+
+def profile(target: Any, rows: int, context: int) -> list[dict[str, Any]]:
+    """Microseconds and launches of one step by kernel."""
+    if target.device.type != "cuda":
+        return []
+    slot = target.acquire()
+    target._lengths[slot] = context
+    target.verify([slot], [chain(1, [2] * (rows - 1))], Needs())
+    step = target._bucket_of(1, rows)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            step.replay()
+        torch.cuda.synchronize()
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            sums[event.name[:60]][0] += event.device_time_total / 3
+            sums[event.name[:60]][1] += 1
+    target._touched[slot] = 0
+    target.release(slot)
+    found = [{"kernel": k, "us": us, "launches": round(n / 3)} for k, (us, n) in sums.items()]
+    return sorted(found, key=lambda row: -row["us"])
+
+
+def line(row: dict[str, Any]) -> str:
+    gpu = "       -        -" if row["gpu_ms"] is None else f"{row['gpu_ms']:8.3f} {row['host_ms']:8.3f}"
+    return (
+        f"{row['runtime']:>12} {row['batch']:5} {row['rows']:5} {row['context']:7} {row['ms']:8.3f} {gpu} "
+        f"{row['floor_ms']:8.3f} {row['over_floor']:6.2f}x"
+    )
+
+
+def bars(table: list[dict[str, Any]]) -> list[str]:
+    found = {(r["batch"], r["rows"], r["context"]): r for r in table if r["runtime"] == "graphs"}
+    out = []
+    for name, bar, point, other in BARS:
+        if point not in found or (other and other not in found):
+            continue
+        got = found[point]["gpu_ms"] / found[other]["gpu_ms"] if other else found[point]["over_floor"]
+        out.append(f"{name}: {got:.2f}x (bar {bar:.2f}x)")
+    if one := found.get((1, 1, 1024)):
+        out.append(f"host time of a plain step: {one['host_ms']:.3f} ms (bar 0.3 ms)")
+    return out
+
+
+def plot(table: list[dict[str, Any]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    batches = sorted({row["batch"] for row in table})
+    figure, grid = pyplot.subplots(1, len(batches), figsize=(5.5 * len(batches), 4), sharey=True, squeeze=False)
+    axes = grid[0]
+    for axis, batch in zip(axes, batches, strict=True):
+        for name, context in sorted({(row["runtime"], row["context"]) for row in table if row["batch"] == batch}):
+            own = [r for r in table if (r["runtime"], r["batch"], r["context"]) == (name, batch, context)]
+            rows = [r["rows"] for r in own]
+            axis.plot(rows, [r["gpu_ms"] or r["ms"] for r in own], "o-", label=f"{name}, context {context}")
+            axis.plot(rows, [r["floor_ms"] for r in own], "k--", alpha=0.3)
+        title = f"batch {batch}; dashed: the floor"
+        axis.set(xscale="log", yscale="log", xlabel="rows a sequence", title=title)
+        axis.legend(frameon=False)
+    axes[0].set_ylabel("ms a step")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", help="folder; a random Llama without it")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--runtimes", default="graphs,eager", help="graphs, plain-graphs (not fused), eager")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64")
+    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--contexts", default="1024,8192")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--points", help="instead: batch:rows:context with commas between them")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE.svg")
+    args = parser.parse_args()
+    bench = Bench(args)
+    print(f"bandwidth {bench.rate / 1e12:.2f} TB/s, matrix rate {bench.matrix / 1e12:.0f} TFLOP/s, "
+          f"weights {bench.facts['weight_bytes'] / 1e9:.2f} GB")  # fmt: skip
+    rows, batches, contexts = ([int(x) for x in text.split(",")] for text in (args.rows, args.batches, args.contexts))
+    points = [(b, r, c) for b in batches for r in rows for c in contexts if b == 1 or (c == min(contexts) and r <= 16)]
+    if args.points:
+        points = [tuple(map(int, point.split(":"))) for point in args.points.split(",")]  # type: ignore[misc]
+    print(f"{'runtime':>12} batch  rows context       ms   gpu ms  host ms floor ms   over")
+    for name in args.runtimes.split(","):
+        try:
+            bench.run(name, points)
+        except Exception:
+            traceback.print_exc()
+    for count, kernels in bench.profiled.items():
+        print(f"one step of {count} rows by kernel:")
+        for row in kernels[:14]:
+            print(f"  {row['us']:9.1f} us {row['launches']:4} launches  {row['kernel']}")
+    print("\n".join(bars(bench.table)))
+    if args.json:
+        made = {"bandwidth": bench.rate, "matrix_rate": bench.matrix, **bench.facts, "steps": bench.table,
+                "profile": bench.profiled}  # fmt: skip
+        Path(args.json).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        plot(bench.table, args.plot)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

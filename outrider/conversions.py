@@ -1,0 +1,72 @@
+"""Graphs made from models, kept in the user's cache: made once, checked against the model, complete or not there.
+
+The key names the weights, everything in the configuration, the form of the weights and the versions that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+from rich.progress import Progress
+
+from outrider.models.convert import kept
+from outrider.models.load import fingerprint
+from outrider.recipes.common import told_if_slow
+
+log = logging.getLogger("outrider")
+VOLATILE = ("transformers_version", "dtype", "torch_dtype", "architectures")  # say nothing about what is computed
+
+
+def openvino_graph(model: Any, precision: str, keep: bool = True) -> Any:
+    """The `openvino.Model` of `model` in this precision; from the cache where `keep` allows. Changes the cache."""
+    import openvino as ov
+
+    from outrider.target.openvino_convert import FORMAT, GRAPH, PRECISIONS
+
+    form = PRECISIONS[precision].form
+    if not keep:
+        return _make(model, precision)
+    identity = [identity_of(model), form, FORMAT, version("openvino"), version("transformers")]
+    name = f"{type(model).__name__}-{form}-{digest(identity)}"
+
+    def fill(folder: Path, _: Path, progress: Progress) -> str:
+        task = progress.add_task("converting for OpenVINO", total=None)
+        ov.save_model(_make(model, precision), folder / GRAPH, compress_to_fp16=False)
+        progress.remove_task(task)
+        return type(model).__name__
+
+    folder = user_cache_path("outrider") / "openvino" / name
+    with told_if_slow(f"converting {type(model).__name__} for OpenVINO ({precision}); done once and kept"):
+        path = kept(folder, fill) / GRAPH
+    try:
+        return ov.Core().read_model(path)
+    except RuntimeError as error:  # right sizes, wrong bytes
+        log.warning("the converted model %s cannot be read and is made again: %s", folder, str(error).splitlines()[0])
+        path.unlink()
+        return ov.Core().read_model(kept(folder, fill) / GRAPH)
+
+
+def _make(model: Any, precision: str) -> Any:
+    """Traced, checked in float32 against the model itself, then compressed."""
+    from outrider.target.openvino import OpenVINOTarget
+    from outrider.target.openvino_convert import PRECISIONS, compressed, trace, traits
+
+    graph = trace(model, traits(model))
+    OpenVINOTarget(model, graph, max_slots=2, max_context=32, max_rows=8, self_test=True)
+    return compressed(graph, PRECISIONS[precision])
+
+
+def identity_of(model: Any) -> list[str]:
+    """Weights and configuration: what decides the model's output."""
+    config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_") and k not in VOLATILE}
+    return [fingerprint(model), digest(config)]
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,141 @@
+"""The small kernels of a captured step: storing rows in the slot cache, keeping accepted paths, norm and gate.
+
+Each is one launch for all heads (and, for accepted paths, all layers); where rows go is read on the device, so that a
+captured launch serves every step. Exact up to rounding order. Needs Triton: import it where it is used.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.target.graphed_launch import launch
+
+
+def store_rows(
+    key: Tensor,  # [B, H, R, D], any strides with dense rows
+    value: Tensor,  # [B, H, R, Dv]
+    keys: Tensor,  # [slots, H, C, D]
+    values: Tensor,  # [slots, H, C, Dv]
+    slots: Tensor,  # [B]
+    places: Tensor,  # [B, R]
+    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [B, R, D]: keys are turned as they are stored
+) -> None:
+    """Changes state: row r of sequence b becomes row places[b, r] of slot slots[b]."""
+    batch, heads, rows, dim = key.shape
+    cos, sin = rotary or (key, key)
+    _store[(batch * rows, heads)](
+        key, value, keys, values, cos, sin, slots, places, *key.stride()[:3], *value.stride()[:3], *keys.stride()[:3],
+        *values.stride()[:3], *cos.stride()[:2], rows, dim, value.shape[3], triton.next_power_of_2(dim),
+        triton.next_power_of_2(value.shape[3]), rotary is not None, num_warps=1,
+        **launch(key.device),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _store(
+    key, value, keys, values, cos, sin, slots, places, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    keys_slot, keys_head, keys_row, values_slot, values_head, values_row, cos_batch, cos_row, rows,
+    DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, WIDE_VALUE: tl.constexpr,
+    HAS_ROTARY: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    batch, row, head = tl.program_id(0) // rows, tl.program_id(0) % rows, tl.program_id(1)
+    slot, place = tl.load(slots + batch), tl.load(places + tl.program_id(0))
+    d, dv = tl.arange(0, WIDE), tl.arange(0, WIDE_VALUE)
+    start = key + batch * key_batch + head * key_head + row * key_row
+    k = tl.load(start + d, mask=d < DIM, other=0.0)
+    if HAS_ROTARY:
+        half: tl.constexpr = DIM // 2
+        other = tl.load(start + tl.where(d < half, d + half, d - half), mask=d < DIM, other=0.0).to(tl.float32)
+        other = tl.where(d < half, -other, other)
+        turn = batch * cos_batch + row * cos_row + d
+        c = tl.load(cos + turn, mask=d < DIM, other=0.0).to(tl.float32)
+        s = tl.load(sin + turn, mask=d < DIM, other=0.0).to(tl.float32)
+        k = (k.to(tl.float32) * c + other * s).to(k.dtype)
+    tl.store(keys + slot * keys_slot + head * keys_head + place * keys_row + d, k, mask=d < DIM)
+    v = tl.load(value + batch * value_batch + head * value_head + row * value_row + dv, mask=dv < VALUE_DIM, other=0.0)
+    tl.store(values + slot * values_slot + head * values_head + place * values_row + dv, v, mask=dv < VALUE_DIM)
+
+
+def move_rows(block: Tensor, slots: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Changes state: row sources[b, i] of slot slots[b] becomes row targets[b, i], in all layers; -1 moves nothing.
+
+    `block` is [layers, slots, H, C, D]. All rows of a slot are read before any is written.
+    """
+    layers, _, heads, _, dim = block.shape
+    batch, count = sources.shape
+    _move[(layers * batch, heads)](
+        block, slots, sources, targets, *block.stride()[:4], batch, count, dim, triton.next_power_of_2(dim),
+        num_warps=4, **launch(block.device),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=("sequences",))
+def _move(
+    block, slots, sources, targets, layer_stride, slot_stride, head_stride, row_stride, sequences,
+    COUNT: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    layer, batch, head = tl.program_id(0) // sequences, tl.program_id(0) % sequences, tl.program_id(1)
+    i, d = tl.arange(0, COUNT), tl.arange(0, WIDE)
+    source = tl.load(sources + batch * COUNT + i)
+    if tl.max(source, 0) < 0:
+        return
+    target = tl.load(targets + batch * COUNT + i)
+    base = block + layer.to(tl.int64) * layer_stride + tl.load(slots + batch) * slot_stride + head * head_stride
+    inside = (source >= 0)[:, None] & (d < DIM)[None, :]
+    rows = tl.load(base + source[:, None] * row_stride + d[None, :], mask=inside, other=0.0)
+    tl.debug_barrier()
+    tl.store(base + target[:, None] * row_stride + d[None, :], rows, mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    width = x.shape[-1]
+    flat = x.reshape(-1, width)
+    out = torch.empty_like(flat, memory_format=torch.contiguous_format)
+    wide = triton.next_power_of_2(width)
+    _norm[(flat.shape[0],)](
+        flat, weight, out, flat.stride(0), eps, width, wide, num_warps=min(16, max(1, wide // 512)), **launch(x.device)
+    )
+    return out.view(x.shape)
+
+
+@triton.jit
+def _norm(x, weight, out, x_row, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row, i = tl.program_id(0), tl.arange(0, WIDE)
+    value = tl.load(x + row * x_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    kind = out.dtype.element_ty
+    normed = (value * scale).to(kind).to(tl.float32) * tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, normed.to(kind), mask=i < WIDTH)
+
+
+def gate(first: Tensor, second: Tensor) -> Tensor:
+    """SiLU of one times the other."""
+    first, second = first.contiguous(), second.contiguous()
+    out = torch.empty_like(first)
+    _gate[(triton.cdiv(first.numel(), 1024),)](first, second, out, first.numel(), 1024, **launch(first.device))
+    return out
+
+
+@triton.jit
+def _gate(first, second, out, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(first + i, mask=i < count, other=0.0).to(tl.float32)
+    kind = out.dtype.element_ty
+    a = (a / (1.0 + tl.exp(-a))).to(kind).to(tl.float32)
+    b = tl.load(second + i, mask=i < count, other=0.0).to(tl.float32)
+    tl.store(out + i, (a * b).to(kind), mask=i < count)

@@ -1,0 +1,227 @@
+"""One recorded step: its inputs as one small tensor, what runs on them, and what the model sees while it is recorded.
+
+The model finds our attention and mask functions in transformers' registries, and a cache that is all slots at once;
+where rows are read and written stands in tensors, so that a recording serves every step of its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
+
+from outrider.errors import UnsupportedModel
+from outrider.protocols import Scores
+from outrider.target.cache import SlotCache
+from outrider.target.graphed_fusion import real, turned
+from outrider.target.graphed_reference import MAX_NODES, WORD, Layout
+from outrider.target.passes import Block
+
+NAME = "outrider-graphed"  # of our attention and mask functions in transformers' registries
+MOVES = 32  # accepted nodes of one sequence that a step can move; longer paths are moved before it
+
+
+class Outputs:
+    """What one step leaves behind; the next replay writes over it."""
+
+    def __init__(self, logits: Tensor, likeliest: Tensor, hidden: dict[int, Tensor]) -> None:
+        self.logits, self.likeliest, self.hidden = logits, likeliest, hidden  # [B, R, V], [B, R], [B, R, d]
+
+
+class Step:
+    """The inputs of one bucket as one tensor, and what runs on them."""
+
+    def __init__(self, cache: SlotCache, ops: Any, batch: int, rows: int, device: torch.device) -> None:
+        self.cache, self.ops, self.batch, self.rows = cache, ops, batch, rows
+        self.windows: dict[int, int] = {}  # id of the mask that a layer type gets -> its window
+        self._masks: list[Tensor] = []  # keeps those ids alive
+        grid, alone = (batch, rows), (batch,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "ids": grid, "positions": grid, "places": grid, "words": (batch, rows, MAX_NODES // WORD),
+            "slots": alone, "lengths": alone, "nodes": alone, "sources": (batch, MOVES), "targets": (batch, MOVES),
+        }  # fmt: skip
+        total = sum(int(np.prod(shape)) for shape in shapes.values())
+        host = torch.zeros(total, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._host, self._device = host, torch.zeros(total, dtype=torch.int64, device=device)
+        self._fields: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}
+        views: dict[str, Tensor] = {}
+        at = 0
+        for name, shape in shapes.items():
+            size = int(np.prod(shape))
+            self._fields[name] = host.numpy()[at : at + size].reshape(shape)
+            views[name] = self._device[at : at + size].view(shape)
+            at += size
+        self.ids, self.positions, self.places = views["ids"], views["positions"], views["places"]
+        self.sources, self.targets = views["sources"], views["targets"]
+        self.layout = Layout(views["slots"], views["lengths"], views["nodes"], self.positions, views["words"])
+        self._chosen = torch.zeros((batch, rows), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.replay: Callable[[], Outputs]
+        self.fill((), ())
+
+    def fill(self, blocks: Sequence[Block], moves: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Write a step's inputs on the host; what is padding reads nothing and writes to the bin."""
+        f = self._fields
+        f["ids"][:], f["positions"][:], f["words"][:] = 0, 0, 0
+        f["places"][:] = self.cache.capacity - 1
+        f["slots"][:], f["lengths"][:], f["nodes"][:] = 0, 0, 0
+        f["sources"][:], f["targets"][:] = -1, -1
+        for i, b in enumerate(blocks):
+            n = b.rows
+            f["ids"][i, :n], f["ids"][i, n:] = b.tokens[b.done :], b.tokens[0]
+            f["positions"][i, :n], f["positions"][i, n:] = b.length + b.depths[b.done :], b.length
+            f["places"][i, :n] = np.arange(b.length + b.done, b.reach)
+            packed = np.packbits(b.sees, axis=1, bitorder="little")
+            f["words"][i, :n].view(np.uint8)[:, : packed.shape[1]] = packed
+            f["slots"][i], f["lengths"][i], f["nodes"][i] = b.slot, b.length, len(b.tokens)
+        for i, own in enumerate(moves):
+            for j, (source, target) in enumerate(own):
+                f["sources"][i, j], f["targets"][i, j] = source, target
+
+    def move(self) -> None:
+        """Keep the accepted paths of the last step."""
+        for block in self.cache.blocks:
+            for tensor in block:
+                self.ops.move_rows(tensor, self.layout.slots, self.sources, self.targets)
+
+    def run(self) -> Outputs:
+        """Changes state: one step on what was filled in."""
+        self._device.copy_(self._host, non_blocking=True)
+        out = self.replay()
+        self._chosen.copy_(out.likeliest, non_blocking=True)
+        if self._device.is_cuda:
+            torch.cuda.current_stream(self._device.device).synchronize()  # the only one of a step
+        return out
+
+    def record(self, forward: Callable[[], Outputs], pool: Any) -> None:
+        """Run twice, so that kernels are compiled and libraries have their workspace, then capture.
+
+        The second run forbids what asks the device for a value: a capture that meets it fails and leaves torch's random
+        generator unusable, a forbidden question does not.
+        """
+        device = self._device.device
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            self._device.copy_(self._host, non_blocking=True)
+            forward()
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                forward()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            out = forward()
+
+        def replay() -> Outputs:
+            graph.replay()
+            return out
+
+        self.replay = replay
+
+    def scores(self, blocks: Sequence[Block], out: Outputs) -> list[Scores]:
+        """Copies of the rows that are real: the next step of this bucket writes over its own."""
+        count, rows = len(blocks), max(b.rows for b in blocks)
+        logits = out.logits[:count, :rows].clone()
+        hidden = {layer: states[:count, :rows].clone() for layer, states in out.hidden.items()}
+        chosen = self._chosen.numpy()
+        return [
+            Scores(
+                logits[i, : b.rows], {layer: states[i, : b.rows] for layer, states in hidden.items()},
+                tuple(chosen[i, : b.rows].tolist()),
+            )
+            for i, b in enumerate(blocks)
+        ]  # fmt: skip
+
+    def mask(self, rule: Callable[..., Tensor], size: int | None) -> Tensor | None:
+        """What a layer type gets as its mask: nothing, or a mark that stands for its window."""
+        if rule is causal_mask_function:
+            return None
+        if size is None or not _is_window(rule, size):
+            raise UnsupportedModel("its attention has a mask besides windows, which cannot be recorded")
+        mark = torch.zeros((), device=self._device.device)
+        self._masks.append(mark)
+        self.windows[id(mark)] = size
+        return mark
+
+
+class StepCache(Cache):
+    """What the model sees as its cache while a step is recorded: all slots, read and written where the step says."""
+
+    def __init__(self, cache: SlotCache, step: Step) -> None:
+        super().__init__(layers=[])
+        self._cache, self._step = cache, step
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._cache.layer(layer_idx)
+        key, rotary = turned(key_states)
+        step = self._step
+        step.ops.store_rows(key, real(value_states), keys, values, step.layout.slots, step.places, rotary)
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+_now: list[Step] = []  # the step being recorded
+
+
+@contextmanager
+def running(step: Step) -> Iterator[None]:
+    _now.append(step)
+    try:
+        yield
+    finally:
+        _now.pop()
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    step = _now[-1]
+    query, rotary = turned(query)
+    window = None if attention_mask is None else step.windows[id(attention_mask)]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = step.ops.tree_attention(
+        query, key, value, step.layout, scale, window=window, softcap=softcap, sinks=s_aux, rotary=rotary
+    )
+    return out, None
+
+
+def _mask_of_layer_type(
+    *_: Any, mask_function: Callable[..., Tensor] = causal_mask_function, local_size: int | None = None, **__: Any
+) -> Tensor | None:
+    return _now[-1].mask(mask_function, local_size) if _now else None
+
+
+def _is_window(rule: Callable[..., Tensor], size: int) -> bool:
+    """Whether a mask function of transformers hides exactly what lies `size` positions back or more."""
+    zero = torch.zeros((), dtype=torch.long)
+    far = torch.arange(2 * size + 2)
+    try:
+        return all(
+            torch.equal(rule(zero, zero, torch.tensor(q), far), (far <= q) & (far > q - size))
+            for q in (size - 1, size, 2 * size + 1)
+        )
+    except Exception:
+        return False
+
+
+AttentionInterface.register(NAME, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _mask_of_layer_type)

@@ -1,0 +1,140 @@
+"""Projection and small kernels against plain torch; `test_kernels.py` runs this file in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from outrider.target import graphed_kernels as small
+from outrider.target.graphed_projection import Shape, project, streams
+from outrider.target.graphed_reference import Norm
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE, CLOSE = (torch.bfloat16, 1e-2) if GPU else (torch.float16, 2e-3)
+
+
+def normal(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def plain(
+    x: torch.Tensor, weights: list[torch.Tensor], biases: Any, norm: Norm | None, residual: Any, gated: bool
+) -> torch.Tensor:
+    x = x.double()
+    if norm is not None:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
+    parts = [F.linear(x, w.double(), None if b is None else b.double()) for w, b in zip(weights, biases, strict=True)]
+    out = F.silu(parts[0]) * parts[1] if gated else torch.cat(parts, -1)
+    return out if residual is None else out + residual.double()
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@given(
+    st.integers(0, 2**31), st.sampled_from([1, 3, 16, 20, 64]), st.sampled_from([64, 192, 512]),
+    st.sampled_from([(48,), (64, 64, 64), (128, 64, 64), (100, 30), (130,)]), st.booleans(), st.booleans(),
+    st.booleans(), st.sampled_from([None, 1, 2, 4]),
+)  # fmt: skip
+def test_a_product_with_all_that_stands_around_it(
+    seed: int, rows: int, inputs: int, widths: Any, normed: bool, bias: bool, residual: bool, split: int | None
+) -> None:
+    torch.manual_seed(seed)
+    x = normal(rows, inputs)
+    weights = [normal(n, inputs) / inputs**0.5 for n in widths]
+    biases = [normal(n) if bias else None for n in widths]
+    norm = Norm(normal(inputs), 1e-3) if normed else None
+    added = normal(rows, sum(widths)) if residual else None
+    shape = None if split is None or (inputs // 64) % split else Shape(64, 64, split, 2)
+    assert streams(x, weights)
+    for _ in range(2):  # the second finds the counters as the first left them
+        got = project(x, weights, biases=biases, norm=norm, residual=added, shape=shape)
+        assert error(got, plain(x, weights, biases, norm, added, False)) < CLOSE
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_a_gated_pair(rows: int, split: int) -> None:
+    x, weights, norm = normal(1, rows, 256), [normal(150, 256) / 16 for _ in range(2)], Norm(normal(256), 1e-6)
+    got = project(x, weights, norm=norm, gated=True, shape=Shape(64, 64, split, 2))
+    assert got.shape == (1, rows, 150)
+    assert error(got, plain(x, weights, (None, None), norm, None, True)) < CLOSE
+
+
+def test_a_row_gives_the_same_bits_beside_any_others() -> None:
+    x, weights = normal(64, 512), [normal(128, 512)]
+    whole = project(x, weights, shape=Shape(64, 64, 2, 2))
+    for rows in (1, 5, 32):
+        assert torch.equal(project(x[:rows], weights, shape=Shape(64, 64, 2, 2)), whole[:rows])
+
+
+@pytest.mark.parametrize("bug", ["norm", "weight", "residual"])
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    x, weights, added = normal(4, 128), [normal(64, 128), normal(64, 128)], normal(4, 128)
+    norm = Norm(normal(128), 1e-6)
+    want = plain(x, weights, (None, None), norm, added, False)
+    if bug == "norm":
+        norm = Norm(norm.weight, 1.0)
+    elif bug == "weight":
+        weights = weights[::-1]
+    else:
+        added = added.roll(1, 0)
+    assert error(project(x, weights, norm=norm, residual=added), want) > 5 * CLOSE
+
+
+def test_what_the_kernel_does_not_take() -> None:
+    weight = normal(64, 128)
+    assert not streams(normal(65, 128), [weight])
+    assert not streams(normal(1, 128).float(), [weight])
+    assert not streams(normal(1, 128), [normal(128, 64).T])
+    assert not streams(normal(1, 96), [normal(64, 96)])
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.double().chunk(2, -1)
+    return x.double() * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_rows_are_stored_where_they_belong(rotary: bool) -> None:
+    key, value = (normal(2, 3, 4, 24, dtype=torch.float32).transpose(1, 2) for _ in range(2))  # [2, 4, 3, 24]
+    keys, values = torch.zeros(5, 4, 30, 24, device=DEVICE), torch.zeros(5, 4, 30, 24, device=DEVICE)
+    slots = torch.tensor([4, 1], device=DEVICE)
+    places = torch.tensor([[7, 8, 29], [0, 2, 1]], device=DEVICE)
+    angle = torch.rand(2, 3, 12, device=DEVICE).repeat(1, 1, 2)
+    turn = (angle.cos(), angle.sin()) if rotary else None
+    small.store_rows(key, value, keys, values, slots, places, turn)
+    want = turned(key, *turn) if turn else key
+    for b in range(2):
+        assert torch.allclose(keys[slots[b], :, places[b]].double(), want[b].double(), atol=1e-6)
+        assert torch.equal(values[slots[b], :, places[b]], value[b])
+    assert int((keys.abs().sum(-1) > 0).sum()) == 2 * 3 * 4  # nothing else was written
+
+
+def test_an_accepted_path_moves_in_all_layers_at_once() -> None:
+    block = normal(3, 4, 2, 40, 16, dtype=torch.float32)
+    want = block.clone()
+    slots = torch.tensor([2, 0], device=DEVICE)
+    sources = torch.full((2, 8), -1, device=DEVICE)
+    targets = sources.clone()
+    sources[0, :3], targets[0, :3] = torch.tensor([12, 13, 17]), torch.tensor([11, 12, 13])  # overlapping
+    for s, t in ((12, 11), (13, 12), (17, 13)):
+        want[:, 2, :, t] = block[:, 2, :, s]
+    small.move_rows(block, slots, sources, targets)
+    assert torch.equal(block, want)
+
+
+def test_norm_and_gate() -> None:
+    x, weight = normal(5, 3, 72, dtype=torch.float32).transpose(0, 1), normal(72, dtype=torch.float32)
+    want = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+    assert error(small.rms_norm(x, weight, 1e-5), want) < 1e-6
+    a, b = normal(7, 100, dtype=torch.float32), normal(7, 100, dtype=torch.float32)
+    assert error(small.gate(a, b), F.silu(a) * b) < 1e-6

@@ -1,0 +1,130 @@
+"""The tree attention kernel against float64; `test_kernels.py` runs this file in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from outrider.target import graphed_reference as reference
+from outrider.target import tree_attention as ta
+from outrider.tree import fixed
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+
+
+def words_of(sees: np.ndarray, rows: int, words: int) -> np.ndarray:
+    out = np.zeros((rows, words), dtype=np.uint64)
+    for r, row in enumerate(sees):
+        for j in np.nonzero(row)[0]:
+            out[r, j // 64] |= np.uint64(1) << np.uint64(j % 64)
+    return out.view(np.int64)
+
+
+def problem(
+    seed: int, batch: int, rows: int, heads: int, group: int, dim: int, capacity: int, dtype: torch.dtype
+) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    words = 2 if rows > 64 else 1
+    lengths, nodes, positions, bits = [], [], [], []
+    for _ in range(batch):
+        count = int(rng.integers(1, rows + 1))
+        parents = np.array([-1, *(int(rng.integers(0, i)) for i in range(1, count))])
+        tree = fixed(np.zeros(count, dtype=np.int64), parents)
+        length = int(rng.integers(0, capacity - count))
+        lengths.append(length)
+        nodes.append(count)
+        positions.append(np.pad(length + tree.depths, (0, rows - count), constant_values=length))
+        bits.append(words_of(tree.ancestor_mask(), rows, words))
+    to = lambda x: torch.tensor(np.array(x), device=DEVICE)  # noqa: E731
+    slots = to(rng.permutation(batch + 2)[:batch])
+    layout = reference.Layout(slots, to(lengths), to(nodes), to(positions), to(bits))
+    g = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=g).to(DEVICE, dtype)  # noqa: E731
+    query = normal(batch, rows, heads * group, dim).transpose(1, 2)
+    keys, values = normal(batch + 2, heads, capacity, dim), normal(batch + 2, heads, capacity, dim)
+    return query, keys, values, layout
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+shapes = st.tuples(
+    st.integers(0, 2**31), st.integers(1, 3), st.sampled_from([1, 2, 5, 16]), st.sampled_from([1, 2]),
+    st.sampled_from([1, 3, 4]), st.sampled_from([8, 16, 24]), st.sampled_from([70, 200]),
+)  # fmt: skip
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@given(shapes, st.sampled_from([None, 20, 90]), st.booleans(), st.booleans(), st.booleans())
+def test_the_kernel_equals_float64(shape: Any, window: int | None, cap: bool, sinks: bool, rotary: bool) -> None:
+    query, keys, values, layout = problem(*shape, torch.float32)
+    options: dict[str, Any] = {"window": window, "softcap": 3.0 if cap else None}
+    if sinks:
+        options["sinks"] = torch.randn(query.shape[1], device=DEVICE)
+    if rotary:
+        angle = torch.rand(query.shape[0], query.shape[2], query.shape[3] // 2, device=DEVICE).repeat(1, 1, 2) * 6
+        options["rotary"] = (angle.cos(), angle.sin())
+    want = reference.tree_attention(query, keys, values, layout, 0.3, **options)
+    assert error(ta.tree_attention(query, keys, values, layout, 0.3, **options), want) < 1e-5
+
+
+def test_trees_of_more_than_one_word_of_nodes() -> None:
+    query, keys, values, layout = problem(3, 2, 100, 1, 2, 16, 200, torch.float32)
+    want = reference.tree_attention(query, keys, values, layout, 0.25)
+    assert error(ta.tree_attention(query, keys, values, layout, 0.25), want) < 1e-5
+
+
+def test_the_reference_is_torchs_own_attention_on_a_chain() -> None:
+    """A chain behind a prefix is the causal mask, so the reference itself has a judge."""
+    query, keys, values, layout = problem(0, 1, 6, 2, 1, 16, 40, torch.float64)
+    layout.lengths[:], layout.nodes[:] = 20, 6
+    layout.words[0, :, 0] = (2 ** torch.arange(1, 7)) - 1
+    k, v = (part[layout.slots, :, :26] for part in (keys, values))
+    mask = torch.ones(6, 26, dtype=torch.bool, device=DEVICE).tril(20)
+    want = torch.nn.functional.scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=0.3).transpose(1, 2)
+    assert error(reference.tree_attention(query, keys, values, layout, 0.3), want) < 1e-12
+
+
+@pytest.mark.parametrize("bug", ["sibling", "length", "slot", "position"])
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    """What the property test would see if a sibling were visible, or a length, slot or position were wrong."""
+    query, keys, values, layout = problem(11, 2, 8, 2, 2, 16, 120, torch.float32)
+    want = reference.tree_attention(query, keys, values, layout, 0.3, window=30)
+    if bug == "sibling":
+        layout.words[:] = (2 ** torch.arange(1, 9, device=DEVICE))[None, :, None] - 1
+    elif bug == "length":
+        layout.lengths[0] += 1
+    elif bug == "slot":
+        layout.slots[:] = layout.slots.flip(0)
+    else:
+        layout.positions[:] += 3
+    assert error(ta.tree_attention(query, keys, values, layout, 0.3, window=30), want) > 1e-3
+
+
+def test_nothing_visible_gives_zeros_and_stale_cells_are_never_read() -> None:
+    query, keys, values, layout = problem(5, 2, 4, 1, 2, 16, 100, torch.float32)
+    layout.lengths[1], layout.words[1] = 0, 0
+    for i in range(2):
+        end = int(layout.lengths[i] + layout.nodes[i])
+        keys[layout.slots[i], :, end:] = torch.nan
+        values[layout.slots[i], :, end:] = torch.nan
+    got = ta.tree_attention(query, keys, values, layout, 0.3)
+    assert got[0].isfinite().all()
+    assert (got[1] == 0).all()
+
+
+@pytest.mark.skipif(not GPU, reason="needs CUDA")
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 128])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_bfloat16_on_the_gpu(rows: int, batch: int) -> None:
+    query, keys, values, layout = problem(7, batch, rows, 8, 4, 128, 3000, torch.bfloat16)
+    for window in (None, 600):
+        want = reference.tree_attention(query, keys, values, layout, 128**-0.5, window=window)
+        assert error(ta.tree_attention(query, keys, values, layout, 128**-0.5, window=window), want) < 1e-2

@@ -1,0 +1,355 @@
+"""The OpenVINO runtime: the rows of independent forwards, and the same to the last bit whatever shares the step."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
+
+from outrider import conversions, methods, runtimes
+from outrider.api import Outrider
+from outrider.conversions import openvino_graph
+from outrider.errors import UnsupportedModel
+from outrider.models.load import LoadedModel, fingerprint
+from outrider.protocols import Needs
+from outrider.target import openvino_cache
+from outrider.target.openvino import OpenVINOTarget, padded
+from outrider.target.openvino_cache import Layout, RowCache, stride
+from outrider.target.openvino_convert import PRECISIONS, compressed, trace, traits
+from outrider.tree import TokenTree, fixed
+
+
+def _zoo() -> Any:
+    """The architectures and random walks that the eager runtime is tested with."""
+    path = Path(__file__).with_name("test_architectures.py")
+    spec = importlib.util.spec_from_file_location("architectures", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["architectures"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+zoo = _zoo()
+PROMPT = [3, 14, 15, 9, 26, 5, 35]
+TREE = fixed(np.array([8, 9, 7, 9, 3, 2, 3, 8]), np.array([-1, 0, 0, 1, 2, 2, 4, 6]))
+HAVE_NNCF = importlib.util.find_spec("nncf") is not None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3, eos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def graphs(model: LlamaForCausalLM) -> dict[str, Any]:
+    known = traits(model)
+    names = list(PRECISIONS) if HAVE_NNCF else ["float32"]
+    return {name: compressed(trace(model, known), PRECISIONS[name]) for name in names}
+
+
+@pytest.fixture
+def target(model: LlamaForCausalLM, graphs: dict[str, Any]) -> OpenVINOTarget:
+    return OpenVINOTarget(model, graphs["float32"], max_slots=4, max_rows=16, prefill_chunk=5)
+
+
+def open_slot(target: OpenVINOTarget, prompt: list[int] = PROMPT) -> int:
+    slot = target.acquire()
+    for _ in target.prefill([slot], [prompt], Needs()):
+        pass
+    return slot
+
+
+def logits(target: OpenVINOTarget, slot: int, tree: TokenTree = TREE) -> torch.Tensor:
+    rows = target.verify([slot], [tree], Needs())[0].logits
+    assert rows is not None
+    return rows
+
+
+def row_by_row(target: OpenVINOTarget, slot: int, tokens: list[int]) -> torch.Tensor:
+    """The rows of a text, one step each, as plain decoding does."""
+    rows = []
+    for token in tokens:
+        rows.append(logits(target, slot, fixed(np.array([token]), np.array([-1])))[0])
+        target.commit([slot], [[]])
+    return torch.stack(rows)
+
+
+# Against the model itself
+
+CONVERTED = ("llama", "qwen2", "gpt2", "gemma2", "phi3-window", "opt")
+
+
+def walk(name: str, **options: Any) -> float:
+    model = zoo.build(name)
+    graph = trace(model, traits(model))
+    return zoo.walk(model, runtime=lambda model, **more: OpenVINOTarget(model, graph, **more), **options)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_ragged_batch_of_trees_equals_independent_forwards(name: str) -> None:
+    assert walk(name, batch=4, seed=5, steps=8, chunk=13) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, (kind, _) in zoo.ZOO.items() if kind not in ("Falcon",)])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_every_architecture_that_converts(name: str, batch: int) -> None:
+    if "experts" in str(zoo.ZOO[name]):
+        pytest.skip("mixtures of experts are refused")
+    assert walk(name, batch=batch, seed=7, steps=30, chunk=64, nodes=12) < 1e-4
+
+
+def test_siblings_seen_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.eager, "Block", zoo.seeing_siblings)
+    assert walk("llama", batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+def test_storage_order_for_depth_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.eager, "Block", zoo.by_storage_order)
+    assert walk("llama", batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+def test_a_stale_cache_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowCache, "move", lambda *_: None)
+    assert walk("llama", batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+def test_an_ignored_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layout, "_restricted", lambda self, mask, *_: mask)
+    assert walk("phi3-window", batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+def test_hidden_states_are_transformers_own(model: LlamaForCausalLM, target: OpenVINOTarget) -> None:
+    slot = target.acquire()
+    chunks = [c for part in target.prefill([slot], [PROMPT], Needs(logits=True, hidden=(0, 2, -1))) for c in part]
+    with torch.no_grad():
+        want = model(torch.tensor([PROMPT]), output_hidden_states=True)
+    for layer in (0, 2, -1):
+        got = torch.cat([c.scores.hidden[layer] for c in chunks])
+        assert (got - want.hidden_states[layer][0, :-1]).abs().max() < 1e-4
+    got = torch.cat([c.scores.logits for c in chunks])
+    assert (got - want.logits[0, :-1]).abs().max() < 1e-4
+
+
+def test_asking_for_hidden_states_keeps_what_the_slots_hold(target: OpenVINOTarget) -> None:
+    slot = open_slot(target)
+    before = logits(target, slot)
+    scores = target.verify([slot], [TREE], Needs(hidden=(1,)))[0]
+    assert scores.hidden[1].shape == (len(TREE), 64)
+    assert torch.equal(scores.logits, before)
+
+
+# Bit by bit
+
+QUANTISED = [name for name in PRECISIONS if name != "float32"]
+ALL = ["float32", *(pytest.param(n, marks=pytest.mark.skipif(not HAVE_NNCF, reason="no nncf")) for n in QUANTISED)]
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_a_tree_scores_every_path_as_plain_decoding_to_the_last_bit(
+    model: LlamaForCausalLM, graphs: dict[str, Any], precision: str
+) -> None:
+    target = OpenVINOTarget(model, graphs[precision], precision=precision, max_slots=2, max_rows=16)
+    slot = open_slot(target)
+    rows = logits(target, slot)
+    for leaf in (3, 5, 7):
+        twin = target.fork(slot)
+        path = [0, *TREE.path(leaf)]
+        plain = row_by_row(target, twin, TREE.tokens[path].tolist())
+        target.release(twin)
+        assert torch.equal(rows[path], plain)
+
+
+def test_behind_a_long_prefix_only_the_last_bits_differ(model: LlamaForCausalLM, graphs: dict[str, Any]) -> None:
+    target = OpenVINOTarget(model, graphs["float32"], max_slots=2, max_rows=16, max_context=2048)
+    slot = open_slot(target, [(7 * i) % 61 for i in range(1530)])  # a tree of eight passes the capacity of 1536
+    path = [0, *TREE.path(7)]
+    twin = target.fork(slot)
+    plain = row_by_row(target, twin, TREE.tokens[path].tolist())
+    assert (logits(target, slot)[path] - plain).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_batch_one_equals_batch_n_to_the_last_bit(
+    model: LlamaForCausalLM, graphs: dict[str, Any], precision: str
+) -> None:
+    target = OpenVINOTarget(model, graphs[precision], precision=precision, max_slots=3, max_rows=16)
+    prompts = [PROMPT, [5, 4, 3], list(range(40))]
+    slots = [open_slot(target, prompt) for prompt in prompts]
+    small = fixed(np.array([1, 2]), np.array([-1, 0]))
+    together = target.verify(slots, [TREE, small, TREE], Needs())
+    alone = [logits(target, s, t) for s, t in zip(slots, [TREE, small, TREE], strict=True)]
+    for rows, own in zip(together, alone, strict=True):
+        assert rows.logits is not None and torch.equal(rows.logits, own)
+
+
+def test_a_grown_capacity_changes_no_bit(model: LlamaForCausalLM, graphs: dict[str, Any]) -> None:
+    target = OpenVINOTarget(model, graphs["float32"], max_slots=2, max_rows=16)
+    slot = open_slot(target)
+    before = logits(target, slot)
+    open_slot(target, [i % 61 for i in range(180)])
+    assert target._cache.capacity > stride(len(PROMPT))
+    assert torch.equal(logits(target, slot), before)
+
+
+def test_a_single_row_without_padding_shows_in_the_last_bit(
+    model: LlamaForCausalLM, graphs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.target.openvino.padded", lambda rows: rows)
+    target = OpenVINOTarget(model, graphs["float32"], max_slots=1, max_rows=16)
+    rows = logits(target, slot := open_slot(target), tree := fixed(np.array(PROMPT), np.arange(len(PROMPT)) - 1))
+    assert not torch.equal(rows, row_by_row(target, slot, tree.tokens.tolist()))
+
+
+# Slots
+
+
+def test_growing_a_tree_level_by_level_equals_one_verify(target: OpenVINOTarget) -> None:
+    slot = open_slot(target)
+    whole = logits(target, slot)
+    first = target.verify([slot], [fixed(TREE.tokens[:3], TREE.parents[:3])], Needs())[0].logits
+    rest = target.verify([slot], [TREE], Needs(), done=[3])[0].logits
+    assert torch.equal(torch.cat([first, rest]), whole)
+
+
+def test_accepted_rows_stay_and_rejected_ones_leave_no_trace(target: OpenVINOTarget) -> None:
+    slot, other = open_slot(target), open_slot(target)
+    logits(target, slot)
+    target.commit([slot], [TREE.path(7)])
+    path = [0, *TREE.path(7)]
+    plain = row_by_row(target, other, TREE.tokens[path].tolist())
+    assert target.length(slot) == target.length(other) == len(PROMPT) - 1 + len(path)
+    assert torch.equal(logits(target, slot), logits(target, other))
+    assert plain.shape[0] == len(path)
+
+
+def test_forks_go_their_own_ways_and_released_rows_are_filled(target: OpenVINOTarget) -> None:
+    first, second = open_slot(target), open_slot(target, [1, 2, 3, 4])
+    want = logits(target, second)
+    third = target.fork(second)
+    row_by_row(target, third, [7, 7])
+    target.release(first)  # its row is taken by the last one
+    assert torch.equal(logits(target, second), want)
+    again = open_slot(target, [1, 2, 3, 4, 7, 7])
+    row_by_row(target, third, [4])
+    assert target.length(third) == 6 and target.free_slots == 1
+    scattered = target.verify([again, second], [TREE, TREE], Needs())  # rows that are no neighbours
+    assert torch.equal(scattered[1].logits, want)
+
+
+def test_capacity_falls_back_when_nobody_is_left(target: OpenVINOTarget) -> None:
+    slot = open_slot(target, [i % 61 for i in range(200)])
+    large = target.cache_bytes
+    target.release(slot)
+    assert target.cache_bytes == 0 < large
+    assert logits(target, open_slot(target)).isfinite().all()
+    assert 0 < target.cache_bytes < large
+
+
+def test_capacities_and_row_counts_are_few() -> None:
+    assert {stride(n) for n in range(1, 4097)} == {stride(stride(n)) for n in range(1, 4097)}
+    assert len({stride(n) for n in range(1, 4097)}) < 25
+    assert all(n <= stride(n) < n + max(openvino_cache.LEAST, n / 2) + 1 for n in range(1, 4097))
+    assert all(max(2, n) <= padded(n) <= max(2, 1.25 * n) for n in range(1, 600))
+
+
+# Generation
+
+METHODS = ("prompt-lookup", "draft-model", "eagle", "ngram-cache", "recycling", "mix")
+
+
+def engine(model: Any, method: str = "plain", **more: Any) -> Outrider:
+    loaded = LoadedModel(model, None, "tiny", frozenset(), fingerprint(model))
+    return Outrider(loaded, method, limits={"max_slots": 3, "max_context": 160}, strict=True, **more)
+
+
+@pytest.mark.parametrize("precision", ["float32", *(["int8"] if HAVE_NNCF else [])])
+def test_greedy_output_is_that_of_plain_decoding(model: LlamaForCausalLM, precision: str) -> None:
+    with engine(model, runtime="openvino", precision=precision) as made:
+        prompts = [PROMPT * 3, [5, 4, 3, 5, 4, 3, 5], list(range(40))]
+        plain = [made.generate([p], max_new_tokens=40)[0].token_ids for p in prompts]
+        known = {info.name for info in methods.table()}
+        tried = [name for name in METHODS if name in known]
+        assert len(tried) >= 3
+        for name in tried:
+            got = [g.token_ids for g in made.generate(prompts, method=name, max_new_tokens=40)]
+            assert got == plain, name
+
+
+# Conversion and its cache
+
+
+def test_what_cannot_be_converted_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UnsupportedModel, match="experts at run time.*runtime eager"):
+        traits(zoo.build("mixtral"))
+    with pytest.raises(UnsupportedModel, match="runtime eager"):
+        traits(zoo.build("falcon-alibi"))
+    with pytest.raises(UnsupportedModel, match="dtype='float32'"):
+        traits(LlamaForCausalLM(LlamaConfig(**zoo.COMMON)).eval().bfloat16())
+
+
+def test_a_graph_that_scores_otherwise_is_refused(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def louder(model: Any, known: Any) -> Any:
+        torch.manual_seed(1)
+        other = LlamaForCausalLM(model.config).eval()
+        return trace(other, known)
+
+    monkeypatch.setattr("outrider.target.openvino_convert.trace", louder)
+    with pytest.raises(UnsupportedModel, match="differently from plain forwards"):
+        openvino_graph(model, "float32", keep=False)
+
+
+def test_a_conversion_is_kept_and_remade_when_damaged(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made: list[str] = []
+    right = conversions._make
+    monkeypatch.setattr(conversions, "_make", lambda m, p: made.append(p) or right(m, p))
+
+    def graph_file(name: str) -> Path:
+        return next(tmp_path.rglob(name))
+
+    openvino_graph(model, "float32")
+    openvino_graph(model, "float32")
+    assert made == ["float32"]
+    weights = graph_file("graph.bin")
+    weights.write_bytes(weights.read_bytes()[:-8])  # cut short: the seal notices
+    openvino_graph(model, "float32")
+    assert made == ["float32"] * 2
+    text = graph_file("graph.xml")
+    text.write_bytes(b"x" * text.stat().st_size)  # as long as before, but no graph
+    target = OpenVINOTarget(model, openvino_graph(model, "float32"), self_test=True)
+    assert made == ["float32"] * 3 and target.vocab_size == 61
+
+
+def test_another_configuration_is_another_conversion(model: LlamaForCausalLM) -> None:
+    torch.manual_seed(0)
+    other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rms_norm_eps": 0.5})).eval()
+    other.load_state_dict(model.state_dict())
+    assert fingerprint(other) == fingerprint(model)
+    assert conversions.identity_of(other) != conversions.identity_of(model)
+    assert runtimes.find("openvino").precisions == tuple(PRECISIONS)

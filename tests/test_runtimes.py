@@ -1,0 +1,141 @@
+"""Which runtime is taken: by name or refused with the remedy, by trial, or the one that runs everything."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider import runtimes, trial
+from outrider.errors import InputError, MissingExtra, UnknownName, UnsupportedModel
+from outrider.runtimes import RUNTIMES, Runtime, build, build_draft, check
+from outrider.target.eager import TransformersTarget
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+class Other(TransformersTarget):
+    runtime = "other"
+
+
+def add(monkeypatch: pytest.MonkeyPatch, obstacle: str = "", refuse: str = "", measured: bool = False) -> None:
+    def make(model: Any, precision: str, keep: bool, limits: Any) -> Any:
+        if refuse:
+            raise UnsupportedModel(refuse)
+        return Other(model, **limits)
+
+    entry = Runtime("other", "a test", ("exact", "coarse"), lambda *_: obstacle, make, measured)
+    monkeypatch.setitem(RUNTIMES, "other", entry)
+    monkeypatch.setattr(runtimes, "AUTO", ("other", "eager"))
+
+
+def test_a_runtime_is_found_by_name_and_a_typo_lists_them(model: Any) -> None:
+    assert type(build(model, "eager")) is TransformersTarget
+    with pytest.raises(UnknownName, match="no runtime 'egaer'; known: auto, .*eager"):
+        build(model, "egaer")
+
+
+def test_auto_takes_the_first_that_runs(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch)
+    assert type(build(model, max_slots=2)) is Other
+
+
+def test_auto_passes_over_what_cannot_run_here(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, obstacle="needs a card")
+    assert type(build(model)) is TransformersTarget
+
+
+def test_auto_says_in_one_line_why_a_model_is_not_run_by_it(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(monkeypatch, refuse="has odd layers")
+    with caplog.at_level(logging.WARNING):
+        assert type(build(model)) is TransformersTarget
+    assert [r.getMessage() for r in caplog.records] == ["runtime other is left out: has odd layers"]
+
+
+def test_a_named_runtime_is_refused_with_the_reason(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, obstacle="other needs a card; buy one")
+    with pytest.raises(InputError, match="buy one"):
+        build(model, "other")
+    add(monkeypatch, refuse="has odd layers")
+    with pytest.raises(UnsupportedModel, match="odd layers"):
+        build(model, "other")
+
+
+def test_a_missing_package_names_the_extra(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'outrider\[openvino\]'"):
+        build(model, "openvino")
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "nncf" else "there")
+    with pytest.raises(MissingExtra, match="precision int8 needs the package nncf"):
+        build(model, "openvino", "int8")
+    assert RUNTIMES["openvino"].obstacle(CPU, "float32") == ""
+    assert "CPU" in RUNTIMES["openvino"].obstacle(torch.device("cuda"), "float32")
+
+
+def test_a_precision_asks_for_the_runtime_that_has_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch)
+    assert type(build(model, precision="coarse")) is Other
+    with pytest.raises(InputError, match="no precision 'coarse' in the runtime eager: .*other has exact, coarse"):
+        check("eager", "coarse")
+    with pytest.raises(InputError, match="no precision 'int3'"):
+        check("auto", "int3")
+
+
+def test_a_draft_follows_its_target_or_runs_eagerly(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(monkeypatch)
+    target = build(model, "other")
+    assert type(build_draft(model, target, max_slots=1)) is Other
+    assert type(build_draft(model, build(model, "eager"))) is TransformersTarget
+    add(monkeypatch, refuse="has odd layers")
+    assert type(build_draft(model, target)) is TransformersTarget
+    assert "odd layers" in caplog.text
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [({"other": 1.0, "eager": 2.0}, Other),
+                                                ({"other": 2.0, "eager": 1.0}, TransformersTarget)])  # fmt: skip
+def test_a_measured_runtime_is_taken_where_a_trial_says_so_and_tried_once(
+    model: Any, seconds: dict[str, float], taken: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(runtimes, "WORTH_A_TRIAL", 1)
+    tried: list[set[str]] = []
+    monkeypatch.setattr(trial, "trial", lambda targets: tried.append(set(targets)) or seconds)
+    add(monkeypatch, measured=True)
+    assert type(build(model)) is taken
+    assert type(build(model)) is taken
+    assert tried == [{"other", "eager"}]
+    kept = next(tmp_path.rglob("runtimes/*.json"))
+    assert json.loads(kept.read_text()) == seconds
+    kept.write_text("{")
+    assert type(build(model)) is taken and len(tried) == 2
+
+
+def test_a_small_model_is_not_worth_a_trial(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, measured=True)
+    monkeypatch.setattr(trial, "trial", lambda targets: pytest.fail("tried"))
+    assert type(build(model)) is TransformersTarget
+
+
+def test_a_trial_times_all_and_leaves_the_slots_free(model: Any) -> None:
+    targets = {name: TransformersTarget(model, max_slots=1) for name in ("a", "b")}
+    seconds = trial.trial(targets)
+    assert set(seconds) == {"a", "b"} and min(seconds.values()) > 0
+    assert all(t.free_slots == 1 for t in targets.values())
