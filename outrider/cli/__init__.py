@@ -16,7 +16,7 @@ from outrider.cli.expand import expand
 from outrider.cli.shell import Shell, prepare
 
 # A new command: its file, and its name here.
-COMMANDS = ("generate", "chat", "demo", "compare", "bound", "check", "methods", "doctor")
+COMMANDS = ("generate", "chat", "demo", "compare", "bound", "check", "methods", "doctor", "export")
 
 app = typer.Typer(
     cls=Shell, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",

@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, err, out
+from outrider.cli.replay import replay
 from outrider.cli.shell import STDOUT
-from outrider.errors import InputError, UnknownName
+from outrider.cli.trim import trim
+from outrider.errors import InputError
+from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter
 
 if TYPE_CHECKING:
     from outrider.train.loop import Point
 
-KINDS = ("eagle3",)  # what `train run` makes; `train distill` makes draft models
 SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 Model = Annotated[str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")]
@@ -30,9 +33,15 @@ Shard = Annotated[int, typer.Option("--shard", help="Sequences that are written 
 Steps = Annotated[int, typer.Option("--steps", help="Updates of the drafter.")]
 Batch = Annotated[int, typer.Option("--batch", help="Sequences an update.")]
 Rate = Annotated[float, typer.Option("--lr", help="Highest learning rate.")]
-LossName = Annotated[str, typer.Option("--loss", help="kl, tvd or mix.")]
+LOSSES = "kl, rkl (reverse), jsd, tvd, tvdpp, nla (negative log acceptance), ce (hard label) or mix (kl + tvd)."
 Licence = Annotated[str, typer.Option("--licence", help="A line for the drafter's card.")]
 SaveEvery = Annotated[float, typer.Option("--save-every", help="Minutes between checkpoints.")]
+
+
+def _some(*names: str, help: str) -> Any:
+    """An option that not every kind has: None means not given, and the kind's own default holds."""
+    return typer.Option(*names, help=help, show_default=False, rich_help_panel="Settings of some kinds")
+
 
 app = typer.Typer(no_args_is_help=True, help="Make a drafter for a model, from text that the model writes itself.")
 
@@ -79,6 +88,30 @@ def data(
 
 
 @app.command()
+def kinds(json: Json = None) -> None:
+    """List the kinds of drafters that `train run` makes, with their settings."""
+    check_json(json)
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    rows = [
+        {"kind": kind.name, "summary": kind.summary, "settings": {
+            name: {"default": own.default, "help": own.metadata.get("help", "")} for name, own in kind.settings.items()
+        }}
+        for kind in KINDS.values()
+    ]  # fmt: skip
+    if json != STDOUT:
+        listed = Table("kind", "setting", "default", "meaning", box=SIMPLE)
+        for kind in KINDS.values():
+            listed.add_row(f"[bold]{kind.name}[/]", "", "", kind.summary)
+            for name, own in kind.settings.items():
+                default = ",".join(map(str, own.default)) if isinstance(own.default, tuple) else str(own.default)
+                listed.add_row("", name, default, own.metadata.get("help", ""))
+        out().print(listed)
+    emit(json, rows)
+
+
+@app.command()
 def run(
     text: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")],
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the drafter goes, and resumes from.")],
@@ -87,16 +120,19 @@ def run(
     ] = None,
     kind: Annotated[str, typer.Option("--kind", help=f"What to train: {', '.join(KINDS)}.")] = "eagle3",
     model: Model = "smollm2",
-    layers: Annotated[str, typer.Option("--layers", help="Whose inputs are read, such as 2,15,27.")] = "",
-    vocab: Annotated[int, typer.Option("--vocab", help="Tokens the drafter can say.")] = 16_384,
-    intermediate: Annotated[int, typer.Option("--intermediate", help="Width of its MLP; 0: the target's.")] = 0,
-    unroll: Annotated[int, typer.Option("--unroll", help="Steps trained on its own states.")] = 6,
     steps: Steps = 3000,
     batch: Batch = 16,
     rate: Rate = 1e-3,
-    loss: LossName = "kl",
-    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Store matrices as int8.")] = False,
+    loss: Annotated[str | None, typer.Option("--loss", help=f"{LOSSES} Not given: the kind's own.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the weights and of the batches.")] = 0,
+    layers: Annotated[str | None, _some("--layers", help="Whose inputs are read, such as 2,15,27.")] = None,
+    vocab: Annotated[int | None, _some("--vocab", help="Tokens the drafter can say.")] = None,
+    intermediate: Annotated[int | None, _some("--intermediate", help="Width of its MLP; 0: the target's.")] = None,
+    unroll: Annotated[int | None, _some("--unroll", help="Steps trained on its own states.")] = None,
+    eight_bits: Annotated[bool | None, _some("--eight-bits/--half", help="Store matrices as int8.")] = None,
+    option: Annotated[
+        list[str] | None, _some("--option", "-o", help="name=value, any other setting of the kind; repeatable.")
+    ] = None,
     licence: Licence = "",
     save_every: SaveEvery = 2.0,
     device: Device = None,
@@ -105,29 +141,22 @@ def run(
 ) -> None:
     """Train a drafter on the target's hidden states over text it wrote.
 
-    Run it again after an interruption: it goes on where it was.
+    Run it again after an interruption: it goes on where it was. `outrider train kinds` lists the settings.
     """
     check_json(json)
-    if kind not in KINDS:
-        raise UnknownName(f"unknown kind {kind!r}; known kinds: {', '.join(KINDS)}")
-    if min(vocab, unroll, steps, batch) < 1 or intermediate < 0 or not (rate > 0 and math.isfinite(rate)):
-        raise InputError("--vocab, --unroll, --steps, --batch and --lr must be above zero")
+    given = {"loss": loss, "layers": layers, "vocab": vocab, "intermediate": intermediate, "unroll": unroll,
+             "eight_bits": eight_bits}  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
+    plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
-    from outrider.train.distill import pick_layers
-    from outrider.train.eagle3 import Eagle3Plan, train_eagle3
     from outrider.train.selfdata import read_data
 
     target = load_model(model, device=device, dtype=dtype)
-    total = int(target.model.config.get_text_config().num_hidden_layers)
-    plan = Eagle3Plan(
-        steps=steps, batch=batch, lr=rate, loss=loss, seed=seed, vocab=vocab, intermediate=intermediate, unroll=unroll,
-        layers=pick_layers(layers, total) if layers else (), eight_bits=eight_bits,
-    )  # fmt: skip
     read = read_data(text, target.fingerprint)
     with _bar() as (show, describe):
         describe("training")
-        _, curve = train_eagle3(
-            target, read, plan, folder, licence=licence, save_every=60 * save_every, begin=begin,
+        _, curve = train_drafter(
+            kind, target, read, plan, folder, licence=licence, save_every=60 * save_every, begin=begin,
             on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
     if json != STDOUT:
@@ -190,7 +219,7 @@ def distill(
     steps: Steps = 3000,
     batch: Batch = 32,
     rate: Rate = 1e-3,
-    loss: LossName = "mix",
+    loss: Annotated[str, typer.Option("--loss", help=LOSSES)] = "mix",
     seed: Annotated[int, typer.Option("--seed", help="Of the text and of the batches.")] = 0,
     licence: Licence = "",
     data: Annotated[
@@ -229,6 +258,10 @@ def distill(
     if json != STDOUT:
         out().print(f"{folder}: layers {', '.join(map(str, chosen))}; {_line(curve[-1])}")
     emit(json, {"folder": str(folder), "layers": chosen, "curve": [asdict(point) for point in curve]})
+
+
+app.command()(trim)
+app.command()(replay)
 
 
 def parse_count(text: str) -> int:

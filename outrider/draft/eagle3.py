@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,13 +19,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.draft.eagle3_layer import Eagle3Layer
+from outrider.draft.eagle3_layer import Eagle3Shape
 from outrider.draft.feature_cache import FeatureCache
+from outrider.draft.head_laws import NOTHING, head_laws
 from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord
 from outrider.tree import QRow, TokenTree
 
 AT_ONCE = 64  # rows of text that wait for the next draft; more are run by themselves
-NOTHING = QRow(np.empty(0, dtype=np.int64), np.empty(0))
+
+
+class FeatureLayer(Protocol):
+    """One decoder layer over the target's features: `Eagle3Layer` says what each of these does."""
+
+    shape: Eagle3Shape
+    ids: Tensor
+    fc: torch.nn.Linear
+
+    def fuse(self, features: Tensor) -> Tensor: ...
+    def enter(self, embedded: Tensor, state: Tensor) -> Tensor: ...
+    def project(self, embedded: Tensor, state: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def finish(self, state: Tensor, attended: Tensor) -> Tensor: ...
+    def logits(self, state: Tensor) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -58,13 +73,13 @@ class Eagle3Source:
     name = "eagle3"
 
     def __init__(
-        self, net: Eagle3Layer, embed: Callable[[Tensor], Tensor], *, width: int = 64,
+        self, net: FeatureLayer, embed: Callable[[Tensor], Tensor], *, width: int = 64,
         active: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:  # fmt: skip
         """`embed` is the target's; `active` surrounds every forward; a law keeps its `width` likeliest tokens."""
         self.net, self.embed, self.width, self.active = net, embed, min(width, net.shape.vocab), active
         self.needs = Needs(hidden=net.shape.layers)
-        weight = net.lm_head.weight
+        weight = net.fc.weight
         self.device, self.dtype = weight.device, weight.dtype
         self._cache = FeatureCache(net.shape.kv_heads, net.shape.head_dim, weight.dtype, weight.device)
         self._seats: dict[int, _Seat] = {}
@@ -165,7 +180,9 @@ class Eagle3Source:
         slots = [block.slot for block in blocks]
         self._cache.reserve(0, reach)
         with self.active():
-            q, k, v = self.net.project(self.embed(tokens).to(self.dtype), state, positions)
+            embedded = self.embed(tokens).to(self.dtype)
+            state = self.net.enter(embedded, state)
+            q, k, v = self.net.project(embedded, state, positions)
             self._cache.write(slots, [block.start for block in blocks], counts, k, v)
             state = self.net.finish(state, _attend(q, *self._cache.read(slots, reach), mask))
         return [own[:count] for own, count in zip(state, counts, strict=True)]
@@ -178,12 +195,8 @@ class Eagle3Source:
             self._seats[slot].context.temperature or 1.0 for slot, own in zip(slots, states, strict=True) for _ in own
         ]
         with self.active():
-            logits = self.net.logits(torch.cat(list(states))).float()
-        logits /= torch.tensor(heat, device=self.device)[:, None]
-        values, places = logits.topk(self.width, dim=-1)
-        probs = (values - logits.logsumexp(-1, keepdim=True)).double().exp().cpu().numpy()
-        ids = self.net.ids[places].cpu().numpy()
-        rows = iter([QRow(i[p > 0], p[p > 0]) for i, p in zip(ids, probs, strict=True)])
+            logits = self.net.logits(torch.cat(list(states)))
+        rows = iter(head_laws(logits, heat, self.net.ids, self.width))
         return [[next(rows) for _ in own] for own in states]
 
 

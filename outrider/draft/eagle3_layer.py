@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-MAP = "d2t"  # the tensor that maps draft ids to the target's
+from outrider.draft.shared_head import MAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Eagle3Shape:
     vocab: int  # tokens the drafter can say
     theta: float = 10_000.0
     eps: float = 1e-5
+    rank: int = 0  # of the head: a product of two matrices; 0: one matrix
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Eagle3Shape:
@@ -56,17 +57,17 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections only: who sees whom is the caller's business."""
 
-    def __init__(self, shape: Eagle3Shape) -> None:
+    def __init__(self, shape: Eagle3Shape, width: int) -> None:
         super().__init__()
         self.shape = shape
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(2 * shape.hidden, q, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden, kv, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden, kv, bias=False)
+        self.q_proj = nn.Linear(width, q, bias=False)
+        self.k_proj = nn.Linear(width, kv, bias=False)
+        self.v_proj = nn.Linear(width, kv, bias=False)
         self.o_proj = nn.Linear(q, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, R, 2d] and [B, R] -> queries [B, Hq, R, D], keys and values [B, Hk, R, D]; rotated by position."""
+        """[B, R, width] and [B, R] -> queries [B, Hq, R, D], keys and values [B, Hk, R, D]; rotated by position."""
         parts = (proj(x).unflatten(-1, (-1, self.shape.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (part.transpose(1, 2) for part in parts)
         half = self.shape.head_dim // 2
@@ -95,14 +96,22 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(shape), MLP(shape)
+        self.self_attn, self.mlp = Attention(shape, 2 * shape.hidden), MLP(shape)
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)  # of the embedding
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
 
 
+def head(shape: Eagle3Shape) -> Any:
+    """From a normed state to the draft vocabulary; through `rank` numbers where the shape says so (SlimSpec)."""
+    if not shape.rank:
+        return nn.Linear(shape.hidden, shape.vocab, bias=False)
+    down, up = nn.Linear(shape.hidden, shape.rank, bias=False), nn.Linear(shape.rank, shape.vocab, bias=False)
+    return nn.Sequential(down, up)
+
+
 class Eagle3Layer(nn.Module):
-    """`fuse`, then `project`, attention by the caller, `finish`; `logits` reads a finished state."""
+    """`fuse`, `enter`, `project`, attention by the caller, `finish`; `logits` reads a finished state."""
 
     ids: Tensor  # [vocab]: the target's id of each draft id, rising
 
@@ -112,7 +121,7 @@ class Eagle3Layer(nn.Module):
         self.fc = nn.Linear(len(shape.layers) * shape.hidden, shape.hidden, bias=False)
         self.midlayer = Layer(shape)
         self.norm = RMSNorm(shape.hidden, shape.eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.lm_head = head(shape)
         self.register_buffer("ids", ids.long(), persistent=False)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -130,6 +139,10 @@ class Eagle3Layer(nn.Module):
     def fuse(self, features: Tensor) -> Tensor:
         """[..., 3d] -> [..., d]: the state where the target has been."""
         return self.fc(features)
+
+    def enter(self, embedded: Tensor, state: Tensor) -> Tensor:
+        """What flows past attention: here the state itself."""
+        return state
 
     def project(self, embedded: Tensor, state: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of rows: the next token's embedding beside the state, both normed."""

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import InputError
 from outrider.models.load import LoadedModel
+from outrider.models.small import load_small
 from outrider.models.truncate import chosen_layers, layer_list
 
 WEIGHTS, CARD = "model.safetensors", "drafter.json"
@@ -91,6 +92,8 @@ def load_draft(folder: Path | str, target: LoadedModel) -> PreTrainedModel:
     """The draft in the target's precision, on its device, sharing its embeddings and head."""
     folder = Path(folder)
     card, stored = read_drafter(folder, target, LAYERS)
+    if card.shape:
+        return _small(folder, target, card, stored)
     draft = chosen_layers(target.model, card.layers)
     if {n: w.shape for n, w in stored.items()} != {n: w.shape for n, w in own_parameters(draft).items()}:
         raise InputError(f"{folder}: {WEIGHTS} does not hold the layers that {CARD} names; train the draft again")
@@ -98,6 +101,13 @@ def load_draft(folder: Path | str, target: LoadedModel) -> PreTrainedModel:
         like = owner._parameters[key]
         owner._parameters[key] = nn.Parameter(stored[name].to(like.device, like.dtype), requires_grad=False)
     return draft
+
+
+def _small(folder: Path, target: LoadedModel, card: DraftCard, stored: dict[str, Tensor]) -> PreTrainedModel:
+    try:
+        return load_small(target.model, card.shape, unpacked(stored))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{folder}: {WEIGHTS} does not hold what {CARD} says ({error}); train it again") from error
 
 
 def read_drafter(folder: Path, target: LoadedModel, kind: str) -> tuple[DraftCard, dict[str, Tensor]]:

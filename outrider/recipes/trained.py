@@ -1,30 +1,41 @@
 """Methods whose drafter is a small network trained on the target's hidden states.
 
-Without a drafter named, the one that comes with the package for this target is used; where there is none, the method
-says how to train one and decodes without speculation.
+Without a drafter named, the one that comes with the package for this target is used; where there is none, the method is
+refused with the commands that train one.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Grower, Recipe
-from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
+from outrider.recipes.common import (
+    CONTROLLER_HELP,
+    ControllerName,
+    VerifierName,
+    at_least,
+    controller,
+    cost_curve,
+    verifier,
+)
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from outrider.draft.eagle3_layer import Eagle3Layer
     from outrider.models import LoadedModel
 
-log = logging.getLogger("outrider")
+A_DRAFTER = "a trained drafter (outrider train run)"
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Options:
+class TrainedOptions:
     drafter: str = option("", "folder made by `outrider train run`; empty: the one shipped for this target")
     budget: int = option(24, "most candidates a step")
     depth: int = option(6, "how deep a tree may be")
@@ -37,58 +48,106 @@ class Eagle3Options:
     verifier: VerifierName = option("recursive", "acceptance rule; the invariant one drafts without sampling")
 
 
-def load_eagle3(folder: Path, target: LoadedModel) -> Eagle3Layer:
+def load_trained(kind: str, folder: Path, target: LoadedModel) -> Any:
     """The network in the target's precision, on its device."""
-    from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
     from outrider.models.drafts import CARD, WEIGHTS, read_drafter, unpacked
 
-    card, stored = read_drafter(folder, target, "eagle3")
+    card, stored = read_drafter(folder, target, kind)
+    shape, net, _ = _classes(kind)
+    shared = () if kind == "eagle3" else (partial(target_head, target),)
     try:
-        net = Eagle3Layer.from_tensors(Eagle3Shape.from_dict(card.shape), unpacked(stored))
+        made = net.from_tensors(shape.from_dict(card.shape), unpacked(stored), *shared)
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{folder}: {WEIGHTS} does not hold what {CARD} says ({error}); train it again") from error
-    return net.to(target.device, target.model.dtype)
+    return made.to(target.device, target.model.dtype)
 
 
-def _eagle3(parts: Parts, options: Eagle3Options) -> Recipe:
-    from outrider.draft.eagle3 import Eagle3Source
-    from outrider.draft.grown import Grown
-    from outrider.target.packed import PackedLinears
-
-    at_least("depth", options.depth, 1)
-    at_least("width", options.width, 1)
-    at_least("beam", options.beam, 1)
-    depth = options.budget if options.grower == "chain" else options.depth
-    budget = controller(options.controller, options.budget, depth)
-    net = _net(parts, options.drafter)
-    if net is None:
-        return Recipe("eagle3", None, verifier(options.verifier), controller("fixed", 0))
-    source = Eagle3Source(
-        net, parts.loaded.model.get_input_embeddings(), width=options.width, active=PackedLinears(net).active
-    )
-    sampled = options.verifier != "invariant"
-    return Recipe("eagle3", Grown(source, _grower(parts, options), sampled), verifier(options.verifier), budget)
+def load_eagle3(folder: Path, target: LoadedModel) -> Eagle3Layer:
+    return load_trained("eagle3", folder, target)
 
 
-def _net(parts: Parts, named: str) -> Any:
-    """The network, loaded once for all methods of one target; None where there is none to load."""
+def _classes(kind: str) -> tuple[Any, Any, Any]:
+    """Of its shape, its network and its source."""
+    if kind == "eagle3":
+        from outrider.draft.eagle3 import Eagle3Source
+        from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
+
+        return Eagle3Shape, Eagle3Layer, Eagle3Source
+    if kind == "eagle2":
+        from outrider.draft.eagle2 import Eagle2Layer, Eagle2Source
+        from outrider.draft.eagle3_layer import Eagle3Shape
+
+        return Eagle3Shape, Eagle2Layer, Eagle2Source
+    if kind == "fspad":
+        from outrider.draft.fspad import FspadLayer, FspadShape, FspadSource
+
+        return FspadShape, FspadLayer, FspadSource
+    from outrider.draft.medusa import HeadsShape, MedusaHeads, MedusaSource
+
+    if kind == "medusa":
+        return HeadsShape, MedusaHeads, MedusaSource
+    from outrider.draft.hydra import HydraHeads, HydraSource
+
+    return HeadsShape, HydraHeads, HydraSource
+
+
+def target_head(target: LoadedModel, ids: Tensor, dtype: Any = None) -> nn.Linear:
+    """The target's own head over these tokens: its very weights where they are all, else a copy of some.
+
+    With a dtype it is frozen as well, and copied only where the target's is another.
+    """
+    from torch import nn
+
+    whole = target.model.get_output_embeddings()
+    every = len(ids) == len(whole.weight)
+    head = nn.Linear(whole.weight.shape[1], len(ids), bias=whole.bias is not None, device="meta")
+    for name, weight in whole.named_parameters(recurse=False):
+        if not every or dtype is not None:
+            own = weight if every else weight.detach()[ids.to(weight.device)]
+            weight = nn.Parameter(own.detach().to(dtype or weight.dtype), requires_grad=False)
+        setattr(head, name, weight)
+    return head
+
+
+def drafter_of(parts: Parts, kind: str, named: str) -> Any:
+    """The network, loaded once for all methods of one target; refused with the remedy where there is none."""
     from outrider.models.drafts import shipped_draft
 
-    folder = Path(named) if named else shipped_draft(parts.loaded, "eagle3")
+    folder = Path(named) if named else shipped_draft(parts.loaded, kind)
     if folder is None:
-        log.warning(
-            "no eagle3 drafter comes with the package for %s, decoding without one; train it with: outrider train data "
-            "--model MODEL --out DATA, then outrider train run --kind eagle3 --model MODEL --data DATA --out DRAFTER",
-            parts.loaded.name,
+        raise InputError(
+            f"no {kind} drafter comes with the package for {parts.loaded.name!r}; train one with: outrider train data "
+            f"--model MODEL --out DATA, then outrider train run --kind {kind} --model MODEL --data DATA --out DRAFTER, "
+            "and name it with: --option drafter=DRAFTER"
         )
-        return None
-    key = ("eagle3", str(folder))
+    key = (kind, str(folder))
     if key not in parts.drafts:
-        parts.drafts[key] = load_eagle3(folder, parts.loaded)
+        parts.drafts[key] = load_trained(kind, folder, parts.loaded)
     return parts.drafts[key]
 
 
-def _grower(parts: Parts, options: Eagle3Options) -> Grower:
+def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
+    from torch import nn
+
+    from outrider.draft.grown import Grown
+    from outrider.target.packed import PackedLinears
+
+    for name in ("depth", "width", "beam"):
+        at_least(name, getattr(options, name), 1)
+    net = drafter_of(parts, kind, options.drafter)
+    deepest = getattr(net, "deepest", max(options.budget, options.depth))  # heads: one a depth
+    depth = min(options.budget if options.grower == "chain" else options.depth, deepest)
+    budget = controller(options.controller, min(options.budget, depth) if options.grower == "chain" else options.budget,
+                        depth)  # fmt: skip
+    linears = PackedLinears(nn.ModuleList([net, *getattr(net, "shared", ())]))
+    source = _classes(kind)[2](
+        net, parts.loaded.model.get_input_embeddings(), width=options.width, active=linears.active
+    )
+    drafter = Grown(source, _grower(parts, options, depth), sampled=options.verifier != "invariant")
+    return Recipe(kind, drafter, verifier(options.verifier), budget)
+
+
+def _grower(parts: Parts, options: TrainedOptions, depth: int) -> Grower:
     if options.grower == "chain":
         from outrider.grow.chain import Chain
 
@@ -96,26 +155,32 @@ def _grower(parts: Parts, options: Eagle3Options) -> Grower:
     if options.grower == "dyspec":
         from outrider.grow.dyspec import Threshold
 
-        return Threshold(options.depth)
+        return Threshold(depth)
     if options.grower == "cost-aware":
-        from outrider.control.cost import stored
         from outrider.grow.cost_aware import CostAware
 
-        runtime = f"{type(parts.target).__name__} {parts.loaded.model.dtype}"
-        curve = stored(parts.target, parts.loaded.fingerprint, runtime)
-        return CostAware(curve.seconds, length=parts.target.length, depth=options.depth)
+        return CostAware(cost_curve(parts).seconds, length=parts.target.length, depth=depth)
     from outrider.grow.dyspec import Threshold
     from outrider.grow.either import Either
     from outrider.grow.topk import TopK
 
-    ranked = TopK(beam=options.beam, branch=max(options.beam, 10), depth=options.depth)
-    return ranked if options.grower == "topk" else Either(ranked, Threshold(options.depth))
+    ranked = TopK(beam=options.beam, branch=max(options.beam, 10), depth=depth)
+    return ranked if options.grower == "topk" else Either(ranked, Threshold(depth))
+
+
+def _method(kind: str, summary: str, paper: str, needs: str = A_DRAFTER) -> MethodInfo:
+    build: Callable[[Parts, TrainedOptions], Recipe] = partial(_build, kind)
+    return MethodInfo(kind, summary, paper, "feature", True, needs, TrainedOptions, build, f"draft/{kind}.py")
 
 
 RECIPES = (
-    MethodInfo(
-        "eagle3", "one trained layer goes on from the target's hidden states; a dynamic tree",
-        "arXiv 2503.01840; arXiv 2406.16858", "feature", True, "a trained drafter (shipped for smollm2)",
-        Eagle3Options, _eagle3, "draft/eagle3.py",
-    ),
+    _method("eagle3", "one trained layer goes on from the target's hidden states; a dynamic tree",
+            "arXiv 2503.01840; arXiv 2406.16858", "a trained drafter (shipped for smollm2)"),
+    _method("eagle2", "one trained layer guesses the target's next top feature, read by its own head; a dynamic tree",
+            "arXiv 2406.16858; arXiv 2401.15077"),
+    _method("fspad", "eagle2 with features sampled by the drawn token and logits freed from the guess",
+            "arXiv 2408.15562"),
+    _method("medusa", "trained heads each guess one token further ahead from the target's last feature",
+            "arXiv 2401.10774"),
+    _method("hydra", "trained heads, each told the tokens drafted before it", "arXiv 2402.05109"),
 )  # fmt: skip

@@ -11,35 +11,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from outrider.draft.eagle3 import FeatureLayer
 from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
 from outrider.errors import InputError
 from outrider.models import LoadedModel
-from outrider.models.drafts import DraftCard, packed, write_drafter
+from outrider.models.drafts import packed
 from outrider.recipes.trained import load_eagle3
 from outrider.train.dialogue import ANSWER
-from outrider.train.loop import LoopPlan, Point, Progress, fast, finish, parts, prepare, split, train
-from outrider.train.losses import LOSSES, Loss
+from outrider.train.loop import LOSS_HELP, LoopPlan, Point, fast, parts, setting, split
+from outrider.train.losses import LOSSES, Loss, topk_loss
 from outrider.train.selfdata import SelfData
 
-KIND = "eagle3"
+TOPK_HELP = "weight of the cross-entropy over the target's likeliest tokens (HASS: 1)"
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Plan(LoopPlan):
-    loss: str = "kl"
-    layers: tuple[int, ...] = ()  # empty: the paper's code's, low, middle and high
-    vocab: int = 16_384  # the tokens the target says most
-    intermediate: int = 0  # of the layer's MLP; 0: the target's
-    unroll: int = 6
-    decay: float = 0.8  # weight of each step against the one before
-    eight_bits: bool = False  # store matrices as int8
+    loss: str = setting("kl", LOSS_HELP)
+    layers: tuple[int, ...] = setting((), "target layers whose inputs are read, such as 2,15,27; empty: the paper's")
+    vocab: int = setting(16_384, "tokens the drafter can say: those the target says most", 1)
+    intermediate: int = setting(0, "width of its MLP; 0: the target's", 0)
+    unroll: int = setting(6, "steps trained on its own states", 1)
+    decay: float = setting(0.8, "weight of each step against the one before", 0)
+    topk_weight: float = setting(0.0, TOPK_HELP, 0)
+    topk: int = setting(10, "how many those are", 1)
+    eight_bits: bool = setting(False, "store matrices as int8")
+
+
+def eagle3_learner(target: LoadedModel, data: SelfData, plan: Eagle3Plan, begin: Path | None) -> Eagle3Learner:
+    """Untrained, or going on from the finished drafter in `begin`."""
+    net = load_eagle3(begin, target).float() if begin else new_layer(target, data, plan)
+    return Eagle3Learner(target, net, plan, fast(LOSSES[plan.loss], target.device))
 
 
 def default_layers(total: int) -> tuple[int, ...]:
@@ -57,29 +67,40 @@ def draft_vocabulary(data: SelfData, size: int, total: int, always: frozenset[in
 
 def new_layer(target: LoadedModel, data: SelfData, plan: Eagle3Plan) -> Eagle3Layer:
     """Untrained: the head begins as the target's, the fusion as the mean of its features, each made of size one."""
-    config = target.model.config.get_text_config()
-    total, hidden, heads = int(config.num_hidden_layers), int(config.hidden_size), int(config.num_attention_heads)
+    total = int(target.model.config.get_text_config().num_hidden_layers)
     layers = plan.layers or default_layers(total)
     if not all(0 <= layer <= total for layer in layers):
         raise InputError(f"layers {layers}: the target's features are 0..{total}")
     head = target.model.get_output_embeddings().weight
     ids = draft_vocabulary(split(data, plan.held_out)[1], plan.vocab, len(head), target.eos_ids)
-    shape = Eagle3Shape(
-        hidden, heads, int(getattr(config, "num_key_value_heads", None) or heads),
-        int(getattr(config, "head_dim", None) or hidden // heads),
-        plan.intermediate or int(getattr(config, "intermediate_size", None) or 4 * hidden),
-        layers, len(ids), float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)),
-    )  # fmt: skip
-    torch.manual_seed(plan.seed)
-    net = Eagle3Layer(shape, ids)
-    for name, weight in net.named_parameters():
-        if weight.ndim == 2:
-            nn.init.normal_(weight, std=0.02 if "o_proj" not in name and "down_proj" not in name else 0.01)
+    net = initialised(Eagle3Layer(layer_shape(target, layers, len(ids), plan.intermediate), ids), plan.seed)
     net.lm_head.weight.data.copy_(head[ids.to(head.device)].float())
+    hidden = net.shape.hidden
     for weight, size in zip(net.fc.weight.data.split(hidden, dim=1), _sizes(target, data, layers), strict=True):
         # Features are tens large; a state as large would drown what the layer adds to it.
         weight.add_(torch.eye(hidden) / len(layers)).div_(size)
     return net.to(target.device)
+
+
+def layer_shape(target: LoadedModel, layers: tuple[int, ...], vocab: int, intermediate: int) -> Eagle3Shape:
+    """A layer of the target's own sizes, which reads these features."""
+    config = target.model.config.get_text_config()
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    return Eagle3Shape(
+        hidden, heads, int(getattr(config, "num_key_value_heads", None) or heads),
+        int(getattr(config, "head_dim", None) or hidden // heads),
+        intermediate or int(getattr(config, "intermediate_size", None) or 4 * hidden),
+        layers, vocab, float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0)),
+    )  # fmt: skip
+
+
+def initialised(net: Module, seed: int) -> Module:
+    """Small random matrices; smaller those that add to what flows past."""
+    torch.manual_seed(seed)
+    for name, weight in net.named_parameters():
+        if weight.ndim == 2:
+            nn.init.normal_(weight, std=0.02 if "o_proj" not in name and "down_proj" not in name else 0.01)
+    return net
 
 
 @torch.no_grad()
@@ -92,14 +113,33 @@ def _sizes(target: LoadedModel, data: SelfData, layers: tuple[int, ...]) -> list
 
 @dataclass(slots=True)
 class Eagle3Learner:
+    """Any one-layer drafter over features; the other kinds of this family say what costs besides, and what is true."""
+
     target: LoadedModel
-    net: Eagle3Layer
-    plan: Eagle3Plan
+    net: Any  # an Eagle3Layer, or one with its methods
+    plan: Any
     loss: Loss
+    detached = False  # whether gradients stop between unrolled steps
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
         return dict(self.net.named_parameters())
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.net.shape.layers
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return self.net.shape.as_dict()
+
+    @property
+    def depths(self) -> int:
+        """How deep acceptance is measured."""
+        return self.plan.unroll
+
+    def stored(self) -> dict[str, Tensor]:
+        return packed(self.net.tensors(), self.plan.eight_bits)
 
     def backward(self, batch: SelfData) -> Tensor:
         """From the whole batch, a few sequences at a time; its loss an answer token, still on the device."""
@@ -109,44 +149,49 @@ class Eagle3Learner:
         for part in parts(batch, self.target.device):
             value = torch.zeros((), device=self.target.device)
             with self._precision():
-                p, inside, steps = self._rows(part)
-                for scale, (q, wanted) in zip(scales, steps, strict=True):
-                    value = value + scale * (self.loss(p, q) * (wanted & inside)).sum()
+                logits, embedded, state = look(self.target, self.net, part.tokens)
+                inside = following(torch.isin(logits.argmax(-1), self.net.ids)).flatten()
+                p = following(logits.index_select(-1, self.net.ids)).flatten(0, 1)
+                goal, wanted = following(state).flatten(0, 1), answers(part)
+                steps = unrolled(self.net, embedded, self.seen(state, part), self.plan.unroll, self.detached)
+                for number, (scale, after) in enumerate(zip(scales, steps, strict=True)):
+                    valid = wanted.clone()
+                    valid[:, :number] = False  # a column whose chain would begin before the text
+                    cost = self.cost(p, inside, after.flatten(0, 1), goal)
+                    value = value + scale * (cost * valid.flatten()).sum()
             (value * share).backward()
             total += value.detach() * share
         return total
 
-    def _rows(self, part: SelfData) -> tuple[Tensor, Tensor, Iterator[tuple[Tensor, Tensor]]]:
-        """The target's logits over the draft vocabulary, where its choice is among them, and each step's rows.
+    def seen(self, state: Tensor, part: SelfData) -> Tensor:
+        """The true states as training shows them, [B, L, d]."""
+        return state
 
-        All are [rows] or [rows, vocabulary], a row for each column of each sequence; a step says which rows count.
-        """
-        logits, embedded, state = look(self.target, self.net, part.tokens)
-        inside = following(torch.isin(logits.argmax(-1), self.net.ids))
-        p = following(logits.index_select(-1, self.net.ids))
-        wanted = answers(part)
+    def cost(self, p: Tensor, inside: Tensor, after: Tensor, goal: Tensor) -> Tensor:
+        """Of each row's guess `after`, [rows]: from the target's logits over the draft vocabulary, where its choice is
+        among them, and its true state one column later."""
+        return self.law_cost(p, self.net.logits(after), 1.0) * inside
 
-        def steps() -> Iterator[tuple[Tensor, Tensor]]:
-            for number, after in enumerate(unrolled(self.net, embedded, state, self.plan.unroll)):
-                valid = wanted.clone()
-                valid[:, :number] = False  # a column whose chain would begin before the text
-                yield self.net.logits(after).flatten(0, 1), valid.flatten()
-
-        return p.flatten(0, 1), inside.flatten(), steps()
+    def law_cost(self, p: Tensor, q: Tensor, weight: float) -> Tensor:
+        """Of the drafter's logits against the target's: the loss times its weight, and HASS's term where asked for."""
+        total = weight * self.loss(p, q)
+        if self.plan.topk_weight:
+            total = total + self.plan.topk_weight * topk_loss(p, q, self.plan.topk)
+        return total
 
     @torch.no_grad()
     def measure(self, data: SelfData) -> Point:
         """Acceptance of the first draft token, greedy and drawn, and greedy at each depth of a chain."""
-        offered, taken, drawn, count = [0.0] * self.plan.unroll, [0.0] * self.plan.unroll, 0.0, 0.0
+        offered, taken, drawn, count = [0.0] * self.depths, [0.0] * self.depths, 0.0, 0.0
         for part in parts(data, self.target.device):
             with self._precision():
                 logits, embedded, state = look(self.target, self.net, part.tokens)
                 choice, wanted = following(logits.argmax(-1)), answers(part)
                 alive = torch.ones_like(wanted)  # the chain that comes to this column was right so far
-                for number, after in enumerate(unrolled(self.net, embedded, state, self.plan.unroll)):
+                for number, after in enumerate(unrolled(self.net, embedded, state, self.depths)):
                     q = self.net.logits(after).float()
                     if number == 0:
-                        p = following((logits[..., self.net.ids].float() - _total(logits)).exp())
+                        p = following((logits[..., self.net.ids].float() - log_total(logits)).exp())
                         drawn += float((torch.minimum(p, q.softmax(-1)).sum(-1) * wanted).sum())
                         count += float(wanted.sum())
                     else:
@@ -172,11 +217,12 @@ def following(x: Tensor) -> Tensor:
     return x.roll(-1, dims=1)
 
 
-def _total(logits: Tensor) -> Tensor:
+def log_total(logits: Tensor) -> Tensor:
+    """[B, L, 1]: what normalises them."""
     return torch.stack([row.float().logsumexp(-1, keepdim=True) for row in logits])  # row by row: they are large
 
 
-def look(target: LoadedModel, net: Eagle3Layer, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def look(target: LoadedModel, net: FeatureLayer, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The target's logits at each place of a text, the embedding of the next token and the fused features; [B, L, ...].
 
     No gradient reaches the target. The last column has no next token; it is there for an even length and never counts.
@@ -185,16 +231,23 @@ def look(target: LoadedModel, net: Eagle3Layer, tokens: Tensor) -> tuple[Tensor,
         out = target.model(tokens, use_cache=False, output_hidden_states=True)
         features = torch.cat([out.hidden_states[layer] for layer in net.shape.layers], -1)
         embedded = target.model.get_input_embeddings()(following(tokens))
-    return out.logits, embedded, net.fuse(features.to(net.fc.weight.dtype))
+    dtype = net.fc.weight.dtype
+    return out.logits, embedded.to(dtype), net.fuse(features.to(dtype))
 
 
-def unrolled(net: Eagle3Layer, embedded: Tensor, state: Tensor, steps: int) -> Iterator[Tensor]:
-    """The layer's output in each step, [B, T, d]: first from the true states, then from its own, one column later."""
+def unrolled(
+    net: FeatureLayer, embedded: Tensor, state: Tensor, steps: int, detached: bool = False
+) -> Iterator[Tensor]:  # fmt: skip
+    """The layer's output in each step, [B, T, d]: first from the true states, then from its own, one column later.
+
+    `detached`: no gradient flows from a step into those before it.
+    """
     columns = state.shape[1]
     positions = torch.arange(columns, device=state.device)[None].expand(len(state), -1)
     own: list[tuple[Tensor, Tensor]] = []  # keys and values of later steps, each moved to the column that sees them
     first: tuple[Tensor, Tensor] | None = None
     for _ in range(steps):
+        state = net.enter(embedded, state)
         q, k, v = net.project(embedded, state, positions)
         if first is None:
             first = k, v
@@ -202,7 +255,7 @@ def unrolled(net: Eagle3Layer, embedded: Tensor, state: Tensor, steps: int) -> I
             own = [(shifted(keys, 1), shifted(values, 1)) for keys, values in own] + [(k, v)]
         state = net.finish(state, attend(q, first, own))
         yield state
-        state = shifted(state, 1)
+        state = shifted(state.detach() if detached else state, 1)
 
 
 def shifted(x: Tensor, columns: int) -> Tensor:
@@ -228,37 +281,3 @@ def attend(q: Tensor, first: tuple[Tensor, Tensor], own: list[tuple[Tensor, Tens
             total, out = total + weight, out + weight * v[:, :, None]
         out = out / total
         return out.flatten(1, 2)
-
-
-def train_eagle3(
-    target: LoadedModel, data: SelfData, plan: Eagle3Plan, folder: Path, *,
-    on_progress: Progress = lambda step, of, point: None,
-    save_every: float = 120.0,  # seconds
-    measure_every: int = 100,  # steps
-    recipe: dict[str, Any] | None = None,  # said in the card besides the plan
-    licence: str = "",
-    begin: Path | None = None,  # a finished drafter to go on from, instead of an untrained one
-) -> tuple[Eagle3Layer, list[Point]]:  # fmt: skip
-    """Train, resuming what `folder` holds, and leave the finished drafter there with its curve."""
-    prepare(plan, data, folder)
-    net = load_eagle3(begin, target).float() if begin else new_layer(target, data, plan)
-    learner = Eagle3Learner(target, net, plan, fast(LOSSES[plan.loss], target.device))
-    about = {"kind": KIND, "target": target.fingerprint, "shape": net.shape.as_dict(), "begin": str(begin or "")}
-    curve = train(
-        learner, data, plan, folder, about,
-        on_progress=on_progress, save_every=save_every, measure_every=measure_every,
-    )  # fmt: skip
-    last = curve[-1]
-    card = DraftCard(
-        target.name, target.fingerprint, net.shape.layers, {**asdict(plan), **(recipe or {})},
-        {"held-out": {"greedy": last.greedy, "sampled": last.sampled, "greedy by depth": last.depths}}, licence, KIND,
-        net.shape.as_dict(),
-    )  # fmt: skip
-    save_eagle3(folder, net, card, plan.eight_bits)
-    finish(folder, curve)
-    return net, curve
-
-
-def save_eagle3(folder: Path, net: Eagle3Layer, card: DraftCard, eight_bits: bool = False) -> None:
-    """Changes the folder."""
-    write_drafter(folder, packed(net.tensors(), eight_bits), card)

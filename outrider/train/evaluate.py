@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider import methods
 from outrider.api import Outrider
 from outrider.generation import Generation
 from outrider.models import LoadedModel
@@ -58,14 +59,16 @@ def evaluate(
 ) -> list[Row]:  # fmt: skip
     """One row for each budget, temperature and group, and one for all groups together; first turns only."""
     kind = read_card(folder).kind
+    known = {option.name for option in methods.find(kind).option_list}  # some have no depth, or call a drafter a draft
     limits = {"max_slots": plan.batch, "max_context": plan.max_context}
     settings = [(budget, temperature) for budget in plan.budgets for temperature in plan.temperatures]
     rows = []
     with Outrider(target, "plain", limits=limits, strict=True) as engine:
         asked = [(prompt.group, _tokens(engine, prompt)[-(plan.max_context - plan.new_tokens) :]) for prompt in prompts]
         for done, (budget, temperature) in enumerate(settings):
-            options = {"drafter": str(folder), "budget": budget, "depth": plan.depth, "controller": "fixed"}
-            recipe = engine.recipe(kind, options)
+            options = {"drafter": str(folder), "draft": str(folder), "budget": budget, "depth": plan.depth,
+                       "controller": "fixed"}  # fmt: skip
+            recipe = engine.recipe(kind, {name: value for name, value in options.items() if name in known})
             params = SamplingParams(max_new_tokens=plan.new_tokens, temperature=temperature, seed=plan.seed)
             handles = [(group, engine.engine.submit(tokens, params, recipe)) for group, tokens in asked]
             results = [(group, handle.result()) for group, handle in handles]

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,19 +26,27 @@ from outrider.train.losses import LOSSES, Loss
 from outrider.train.selfdata import SelfData, digest
 
 CHECKPOINT, CURVE, PICTURE = "checkpoint.safetensors", "curve.json", "curve.svg"
+LOSS_HELP = f"what is lowered: {', '.join(LOSSES)}"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # the names AdamW gives its state
+
+
+def setting(default: Any, help: str, least: float | None = None) -> Any:
+    """A field of a plan, with what users are told of it and the least value that makes sense."""
+    return field(default=default, metadata={"help": help, "least": least})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlan:
-    steps: int = 2000
-    batch: int = 32  # sequences a step
-    lr: float = 1e-3
-    warmup: float = 0.05  # share of the steps
-    weight_decay: float = 0.01
-    loss: str = "mix"
-    held_out: int = 32  # sequences that only measure
-    seed: int = 0
+    """Settings that all kinds have."""
+
+    steps: int = setting(2000, "updates of the drafter", 0)
+    batch: int = setting(32, "sequences an update", 1)
+    lr: float = setting(1e-3, "highest learning rate", 1e-9)
+    warmup: float = setting(0.05, "share of the steps in which the rate rises", 0)
+    weight_decay: float = setting(0.01, "of AdamW", 0)
+    loss: str = setting("mix", LOSS_HELP)
+    held_out: int = setting(32, "sequences that only measure", 1)
+    seed: int = setting(0, "of the weights and of the batches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,16 @@ class Learner(Protocol):
     def weights(self) -> dict[str, nn.Parameter]: ...
     def backward(self, batch: SelfData) -> Tensor: ...  # adds to the gradients; the loss of an answer token
     def measure(self, data: SelfData) -> Point: ...  # its step, loss and seconds are the loop's
+
+
+class Trainee(Learner, Protocol):
+    """A learner that ends as a drafter on disk."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...  # of the target: those it began as, or those whose features it reads
+    @property
+    def shape(self) -> dict[str, Any]: ...  # sizes of its network
+    def stored(self) -> dict[str, Tensor]: ...  # what a file keeps
 
 
 def train(
@@ -113,10 +131,18 @@ def train(
     return curve
 
 
-def prepare(plan: LoopPlan, data: SelfData, folder: Path) -> None:
-    """Refuse what cannot work before the work; make the folder."""
+def check_plan(plan: LoopPlan) -> None:
     if plan.loss not in LOSSES:
         raise UnknownName(f"unknown loss {plan.loss!r}; known losses: {', '.join(LOSSES)}")
+    for own in fields(plan):
+        value, least = getattr(plan, own.name), own.metadata.get("least")
+        if least is not None and not (value >= least and math.isfinite(value)):
+            raise InputError(f"setting {own.name} is {value}; use {least:g} or more")
+
+
+def prepare(plan: LoopPlan, data: SelfData, folder: Path) -> None:
+    """Refuse what cannot work before the work; make the folder."""
+    check_plan(plan)
     if len(data.tokens) <= plan.held_out:
         raise InputError(f"{len(data.tokens)} sequences are too few: {plan.held_out} are held out; write more tokens")
     if (folder / CARD).exists():

@@ -1,4 +1,7 @@
-"""EAGLE-3 at run time: its laws are those of training, its cache follows the text, batches and trees change nothing."""
+"""One-layer drafters at run time: laws are those of training, caches follow the text, batches and trees change nothing.
+
+EAGLE-3, EAGLE-2 and FSPAD go through the same tests, since they share source and cache.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.control.fixed import Fixed
+from outrider.draft.eagle2 import Eagle2Layer
 from outrider.draft.eagle3 import AT_ONCE, Eagle3Source
 from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
+from outrider.draft.fspad import FspadLayer, FspadShape
 from outrider.draft.grown import Grown
 from outrider.engine import Engine
 from outrider.grow.chain import Chain
@@ -19,6 +24,7 @@ from outrider.grow.dyspec import Threshold
 from outrider.grow.topk import TopK
 from outrider.models import load_model
 from outrider.protocols import Budget, Recipe
+from outrider.recipes.trained import target_head
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
 from outrider.train.eagle3 import look, unrolled
@@ -41,15 +47,21 @@ def loaded():
     return load_model(LlamaForCausalLM(config).requires_grad_(False))
 
 
-@pytest.fixture(scope="module")
-def net() -> Eagle3Layer:
+@pytest.fixture(scope="module", params=["eagle3", "eagle2", "fspad"])
+def net(request, loaded):
     """Random weights and a head over every other token: exactness asks for no training."""
     torch.manual_seed(2)
-    shape = Eagle3Shape(32, 4, 2, 8, 48, (0, 1, 2), 26)
-    layer = Eagle3Layer(shape, torch.arange(0, 52, 2))
+    ids = torch.arange(0, 52, 2)
+    sizes = (32, 4, 2, 8, 48)
+    if request.param == "eagle3":
+        layer = Eagle3Layer(Eagle3Shape(*sizes, (0, 1, 2), 26), ids)
+    elif request.param == "eagle2":
+        layer = Eagle2Layer(Eagle3Shape(*sizes, (3,), 26), ids, target_head(loaded, ids))
+    else:
+        layer = FspadLayer(FspadShape(*sizes, (3,), 26, lift=20, adapter=8), ids, target_head(loaded, ids))
     for weight in layer.parameters():
         if weight.ndim == 2:
-            torch.nn.init.normal_(weight, std=0.3)
+            torch.nn.init.normal_(weight, std=0.3 if request.param == "eagle3" else 0.15)
     return layer.requires_grad_(False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from typer.testing import CliRunner
 
 from outrider.api import Outrider
 from outrider.cli import app
-from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import read_card, shipped_draft
+from outrider.train.kinds import KINDS
+from outrider.train.losses import LOSSES
 
 
 def run(*command: str) -> dict:
@@ -65,11 +65,31 @@ def test_data_run_and_eval_from_nothing_but_a_model(model: Path, tmp_path: Path)
     assert whole.exit_code == 0 and "16 nodes, T=0" in whole.output and "all" in whole.output
 
 
+@pytest.mark.parametrize("kind", ["eagle2", "fspad", "medusa", "hydra"])
+def test_other_kinds_take_the_same_commands(kind: str, model: Path, tmp_path: Path) -> None:
+    text, drafter, prompts = tmp_path / "text", tmp_path / "drafter", tmp_path / "prompts.jsonl"
+    common = ("--model", str(model), "--device", "cpu")
+    run("data", *common, "--tokens", "2k", "--length", "32", "--shard", "64", "--out", str(text))
+    trained = run("run", *common, "--kind", kind, "--data", str(text), "--out", str(drafter), "--steps", "2",
+                  "--batch", "4", "--loss", "tvdpp", "-o", "decay=0.7")  # fmt: skip
+    card = read_card(drafter)
+    assert trained["kind"] == card.kind == kind and (card.recipe["loss"], card.recipe["decay"]) == ("tvdpp", 0.7)
+    prompts.write_text('{"prompt": "w3 w4 w5", "category": "qa"}\n')
+    judged = run("eval", *common, "--drafter", str(drafter), "--prompts", str(prompts), "--budgets", "4",
+                 "--temperatures", "0,1", "--max-new-tokens", "8")  # fmt: skip
+    assert [row["temperature"] for row in judged["rows"]] == [0.0, 1.0]
+    assert all(row["tokens"] <= 8 and 1 <= row["accepted"] <= 5 for row in judged["rows"])
+
+
 def test_wrong_options_are_refused_in_one_line(model: Path, tmp_path: Path) -> None:
     common = ("--model", str(model), "--device", "cpu", "--out", str(tmp_path / "out"))
     assert "known kinds: eagle3" in refused("run", *common, "--data", str(tmp_path), "--kind", "eagle9")
     assert "outrider train data" in refused("run", *common, "--data", str(tmp_path))
-    assert "above zero" in refused("run", *common, "--data", str(tmp_path), "--unroll", "0")
+    assert "unroll is 0; use 1 or more" in refused("run", *common, "--data", str(tmp_path), "--unroll", "0")
+    heads = ("run", *common, "--data", str(tmp_path), "--kind", "medusa")
+    assert "kind medusa has no setting 'unroll' (a setting of eagle3, eagle2" in refused(*heads, "--unroll", "2")
+    assert "setting heads is 0; use 1 or more" in refused(*heads, "--option", "heads=0")
+    assert "write it as name=value" in refused(*heads, "--option", "heads")
     assert "above zero" in refused("data", *common, "--shard", "0")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "w3"}\n')
@@ -78,15 +98,15 @@ def test_wrong_options_are_refused_in_one_line(model: Path, tmp_path: Path) -> N
     assert "no draft here" in refused(*judge)
 
 
-def test_a_target_without_a_drafter_decodes_plainly_and_says_how_to_train_one(
-    tiny_llama: LoadedModel, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    with caplog.at_level(logging.WARNING, "outrider"):
-        engine = Outrider(tiny_llama, "eagle3")
-    assert "outrider train run --kind eagle3" in caplog.text
-    assert engine.generate([[1, 2, 3]], max_new_tokens=5)[0].stats.drafted == 0
-    with pytest.raises(InputError, match="no draft here"):
-        engine.recipe("eagle3", {"drafter": str(tmp_path)})
+def test_help_lists_every_loss_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    help = CliRunner().invoke(app, ["train", "run", "--help"]).output
+    words = set(help.replace(",", " ").replace(".", " ").split())
+    assert set(LOSSES) <= words and set(KINDS) <= words
+    table = CliRunner().invoke(app, ["train", "kinds"])
+    assert table.exit_code == 0 and "feature_weight" in table.output
+    listed = run("kinds")
+    assert [row["kind"] for row in listed] == list(KINDS) and listed[0]["settings"]["unroll"]["default"] == 6
 
 
 def test_the_shipped_drafter_is_small_belongs_to_the_embedded_model_and_is_accepted(smollm2: LoadedModel) -> None:

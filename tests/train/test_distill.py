@@ -131,7 +131,7 @@ def test_layers_by_count_or_by_number() -> None:
 
 
 def test_bad_plans_are_refused(four_layers: LoadedModel, text: SelfData, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="known losses: kl, tvd, mix"):
+    with pytest.raises(UnknownName, match="known losses: kl, rkl, jsd, tvd, tvdpp, nla, ce, mix"):
         distill(four_layers, text, DistillPlan(layers=(0,), loss="l2"), tmp_path)
     with pytest.raises(InputError, match="too few"):
         distill(four_layers, text, DistillPlan(layers=(0,), held_out=10_000), tmp_path)

@@ -1,0 +1,219 @@
+"""Methods that draft with the target's own first layers: as they are, with a trained adapter, or leaving where it pays.
+
+The layers share the target's weights and have a cache of their own; the target's verification runs all of its layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import InputError, UnsupportedModel
+from outrider.methods import MethodInfo, Parts, option
+from outrider.protocols import Drafter, Recipe
+from outrider.recipes.common import (
+    CONTROLLER_HELP,
+    ControllerName,
+    VerifierName,
+    at_least,
+    controller,
+    verifier,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from outrider.models import LoadedModel
+
+STOP_HELP = "drafting ends with the first token whose law has no chance as large as this; 0: never"
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExitOptions:
+    layers: int = option(0, "how many of the target's first layers draft; 0: a quarter")
+    budget: int = option(6, "most candidates a step")
+    threshold: float = option(0.6, STOP_HELP)
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+    verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
+
+
+@dataclass(frozen=True, slots=True)
+class KangarooOptions:
+    drafter: str = option("", "folder made by `outrider train run --kind kangaroo`")
+    budget: int = option(6, "most candidates a step")
+    threshold: float = option(0.6, STOP_HELP)
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+    verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
+
+
+@dataclass(frozen=True, slots=True)
+class DelOptions:
+    exits: str = option(
+        "", "layers after which drafting may leave, such as 4,8,15; empty: an eighth, a quarter, a half"
+    )
+    budget: int = option(12, "longest chain")
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
+    verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
+
+
+def depth_of(target: LoadedModel) -> int:
+    return int(target.model.config.get_text_config().num_hidden_layers)
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """What stands between the last layer and the head."""
+    from outrider.models.truncate import layer_list
+
+    trunk = model.get_submodule(layer_list(model)[0].rpartition(".")[0])
+    norms = [module for name, module in trunk.named_children() if "norm" in name.lower() or name == "ln_f"]
+    if len(norms) != 1:
+        raise UnsupportedModel(f"cannot tell the final norm of {type(model).__name__}; use another method")
+    return norms[0]
+
+
+def kangaroo_model(target: LoadedModel, layer: int) -> tuple[PreTrainedModel, dict[str, tuple[Any, str]]]:
+    """The first `layer` layers, an untrained adapter behind them, the target's head; and the adapter's weights."""
+    from outrider.draft.kangaroo import make_adapter
+    from outrider.models.truncate import chosen_layers, layer_list
+
+    total = depth_of(target)
+    if not 1 <= layer < total:
+        raise InputError(f"exit layer {layer}: the target has {total}, use 1..{total - 1}")
+    short = chosen_layers(target.model, range(layer + 1))
+    last = short.get_submodule(f"{layer_list(short)[0]}.{layer}")
+    return short, make_adapter(last, final_norm(short))
+
+
+def load_kangaroo(folder: Path, target: LoadedModel) -> PreTrainedModel:
+    """In the target's precision, on its device."""
+    from torch import nn
+
+    from outrider.models.drafts import CARD, WEIGHTS, read_drafter, unpacked
+
+    card, stored = read_drafter(folder, target, "kangaroo")
+    draft, own = kangaroo_model(target, int(card.shape.get("layer", 0)))
+    tensors = unpacked(stored)
+    if {n: w.shape for n, w in tensors.items()} != {n: o._parameters[k].shape for n, (o, k) in own.items()}:
+        raise InputError(f"{folder}: {WEIGHTS} does not hold what {CARD} says; train it again")
+    for name, (owner, key) in own.items():
+        weight = tensors[name].to(target.device, target.model.dtype)
+        owner._parameters[key] = nn.Parameter(weight, requires_grad=False)
+    return draft
+
+
+def _chain(parts: Parts, draft: Any, name: str, options: Any) -> tuple[Drafter, Any]:
+    """A drafter that unrolls this model until it doubts, and what says where that is."""
+    from outrider.draft.grown import Grown
+    from outrider.draft.model import ModelSource
+    from outrider.grow.confident import Confident
+
+    at_least("width", options.width, 1)
+    stop = Confident(getattr(options, "threshold", 0.0))
+    source = ModelSource(parts.runtime(draft), options.width, name)
+    return Grown(source, stop, sampled=options.verifier != "invariant"), stop
+
+
+def _early_exit(parts: Parts, options: EarlyExitOptions) -> Recipe:
+    from outrider.models import first_layers
+
+    total = depth_of(parts.loaded)
+    count = options.layers or max(total // 4, 1)
+    if not 1 <= count < total:
+        raise InputError(f"option layers is {options.layers}; the target has {total}, use 1..{total - 1}")
+    drafter, _ = _chain(parts, _shared(parts, count, first_layers), "early-exit", options)
+    return Recipe("early-exit", drafter, verifier(options.verifier), controller(options.controller, options.budget))
+
+
+def _shared(parts: Parts, count: int, first_layers: Any) -> Any:
+    key = ("", count)
+    if key not in parts.drafts:
+        parts.drafts[key] = first_layers(parts.loaded.model, count)
+    return parts.drafts[key]
+
+
+def _kangaroo(parts: Parts, options: KangarooOptions) -> Recipe:
+    from outrider.models.drafts import shipped_draft
+
+    folder = Path(options.drafter) if options.drafter else shipped_draft(parts.loaded, "kangaroo")
+    if folder is None:
+        raise InputError(
+            f"no kangaroo drafter comes with the package for {parts.loaded.name!r}; train one with: outrider train "
+            "data --model MODEL --out DATA, then outrider train run --kind kangaroo --model MODEL --data DATA "
+            "--out DRAFTER, and name it with: --option drafter=DRAFTER"
+        )
+    key = ("kangaroo", str(folder))
+    if key not in parts.drafts:
+        parts.drafts[key] = load_kangaroo(folder, parts.loaded)
+    drafter, _ = _chain(parts, parts.drafts[key], "kangaroo", options)
+    return Recipe("kangaroo", drafter, verifier(options.verifier), controller(options.controller, options.budget))
+
+
+def _del(parts: Parts, options: DelOptions) -> Recipe:
+    from outrider.draft.early_exit import DynamicExit
+    from outrider.models import first_layers
+
+    total = depth_of(parts.loaded)
+    chains = {layer: _chain(parts, _shared(parts, layer, first_layers), "del", options)
+              for layer in _exits(options.exits, total)}  # fmt: skip
+    head, layer = _sizes(parts.loaded)
+    drafter = DynamicExit(
+        {at: own for at, (own, _) in chains.items()}, exit_reader(parts.loaded), layers=total, head=head / layer,
+        longest=options.budget, stops={at: stop for at, (_, stop) in chains.items()},
+    )  # fmt: skip
+    return Recipe("del", drafter, verifier(options.verifier), controller("fixed", options.budget))
+
+
+def _exits(text: str, total: int) -> list[int]:
+    if not text:
+        return sorted({max(1, total // part) for part in (8, 4, 2)} - {total}) or [1]
+    try:
+        exits = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        exits = []
+    if not exits or not 1 <= exits[0] <= exits[-1] < total:
+        raise InputError(f"option exits is {text!r}; use layers of 1..{total - 1} such as {max(1, total // 4)}")
+    return exits
+
+
+def _sizes(target: LoadedModel) -> tuple[float, float]:
+    """Parameters of the head and of one layer: what a pass over each costs, near enough."""
+    from outrider.models.truncate import layer_list
+
+    path, total = layer_list(target.model)
+    layers = sum(weight.numel() for weight in target.model.get_submodule(path).parameters())
+    return float(target.model.get_output_embeddings().weight.numel()), layers / total
+
+
+def exit_reader(target: LoadedModel) -> Any:
+    """States after some layer -> what the target's final norm and head make of them: (likeliest token, its chance)."""
+    norm, head = final_norm(target.model), target.model.get_output_embeddings()
+
+    def read(states: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(norm(states)).float()
+        best = logits.max(-1)
+        return best.indices, (best.values - logits.logsumexp(-1)).exp()
+
+    return read
+
+
+RECIPES = (
+    MethodInfo(
+        "early-exit", "the target's first layers and its head draft a chain until they doubt", "arXiv 2404.16710",
+        "model", True, "nothing (a model trained for early exits does best)", EarlyExitOptions, _early_exit,
+        "grow/confident.py",
+    ),
+    MethodInfo(
+        "del", "early exit whose layer and length are chosen by expected tokens a layer, step by step",
+        "arXiv 2504.05598", "model", True, "nothing (a model trained for early exits does best)", DelOptions, _del,
+        "draft/early_exit.py",
+    ),
+    MethodInfo(
+        "kangaroo", "the target's first layers with a trained adapter draft a chain until they doubt",
+        "arXiv 2404.18911", "model", True, "a trained drafter (outrider train run)", KangarooOptions, _kangaroo,
+        "draft/kangaroo.py",
+    ),
+)  # fmt: skip
