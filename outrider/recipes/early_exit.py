@@ -31,8 +31,7 @@ STOP_HELP = "drafting ends with the first token whose law has no chance as large
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyExitOptions:
-    layers: int = option(0, "how many of the target's first layers draft; 0: a quarter")
+class ChainOptions:
     budget: int = option(6, "most candidates a step")
     threshold: float = option(0.6, STOP_HELP)
     width: int = option(256, "how many of the likeliest tokens a draft row keeps")
@@ -41,13 +40,13 @@ class EarlyExitOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class KangarooOptions:
+class EarlyExitOptions(ChainOptions):
+    layers: int = option(0, "how many of the target's first layers draft; 0: a quarter")
+
+
+@dataclass(frozen=True, slots=True)
+class KangarooOptions(ChainOptions):
     drafter: str = option("", "folder made by `outrider train run --kind kangaroo`")
-    budget: int = option(6, "most candidates a step")
-    threshold: float = option(0.6, STOP_HELP)
-    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
-    controller: ControllerName = option("payoff", CONTROLLER_HELP)
-    verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
 
 
 @dataclass(frozen=True, slots=True)

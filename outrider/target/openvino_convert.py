@@ -174,7 +174,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Rows look at the prefix and at each other, in one softmax; query heads that share a key head are its rows."""
     if s_aux is not None:
-        raise NotImplementedError("attention sinks")
+        raise UnsupportedModel("it has attention sinks")
     keys, values = current_pass().prefix  # type: ignore[union-attr]  # [B, Hk, C, D]
     batch, rows, dim = query.shape[0], query.shape[2], query.shape[3]
     heads, key_heads = int(query.shape[1]), int(key.shape[1])

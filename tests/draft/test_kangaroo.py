@@ -17,8 +17,7 @@ from outrider.train.distill import measure
 from outrider.train.kangaroo import KangarooPlan, kangaroo_learner
 from outrider.train.kinds import train_drafter
 from outrider.train.loop import split
-from outrider.train.selfdata import DataPlan, write_data
-from tests.train.conftest import make_target
+from tests.train.conftest import make_markov, make_target, make_text
 from tests.watched import Watched
 
 PLAN = KangarooPlan(steps=60, batch=8, lr=5e-3, held_out=16, layer=2)
@@ -27,17 +26,12 @@ PROMPTS = [[1, 2, 3, 4], [9, 8], [5], [7, 7, 7, 30, 2, 1]]
 
 @pytest.fixture(scope="module")
 def target():
-    made = make_target(0)
-    with torch.no_grad():  # the next token hangs on the last one mostly: something to learn in seconds
-        for name, weight in made.model.named_parameters():
-            scale = {"model.embed_tokens.weight": 5.0, "lm_head.weight": 4.0}.get(name, 0.6 if weight.ndim == 2 else 1)
-            weight.mul_(scale)
-    return load_model(made.model)
+    return make_markov(rest=0.6)
 
 
 @pytest.fixture(scope="module")
 def text(target, tmp_path_factory):
-    return write_data(target, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path_factory.mktemp("text"))
+    return make_text(target, tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,15 +21,19 @@ def make_target(seed: int) -> LoadedModel:
     return load_model(LlamaForCausalLM(config).requires_grad_(False))
 
 
-def make_markov() -> LoadedModel:
-    """The next token hangs on the last one mostly: something to learn in seconds."""
+def make_markov(rest: float = 0.3) -> LoadedModel:
+    """The next token hangs on the last one mostly, which is learnt in seconds; `rest` scales what else it hangs on."""
     target = make_target(0)
     with torch.no_grad():
         for name, weight in target.model.named_parameters():
             weight.mul_(
-                {"model.embed_tokens.weight": 5.0, "lm_head.weight": 4.0}.get(name, 0.3 if weight.ndim == 2 else 1)
+                {"model.embed_tokens.weight": 5.0, "lm_head.weight": 4.0}.get(name, rest if weight.ndim == 2 else 1)
             )
-    return target
+    return load_model(target.model)
+
+
+def make_text(target: LoadedModel, folder: Path) -> SelfData:
+    return write_data(target, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), folder)
 
 
 @pytest.fixture(scope="session")
@@ -42,4 +48,4 @@ def another() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def text(four_layers: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> SelfData:
-    return write_data(four_layers, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path_factory.mktemp("text"))
+    return make_text(four_layers, tmp_path_factory.mktemp("text"))

@@ -10,7 +10,6 @@ import torch
 
 from outrider.api import Outrider
 from outrider.errors import InputError
-from outrider.models import load_model
 from outrider.models.drafts import load_draft, read_card
 from outrider.models.small import narrowed, small_model, small_shape
 from outrider.train.dialogue import ANSWER
@@ -18,25 +17,19 @@ from outrider.train.distill import measure
 from outrider.train.draft_model import DraftModelPlan, draft_model_learner
 from outrider.train.kinds import train_drafter
 from outrider.train.loop import split
-from outrider.train.selfdata import DataPlan, write_data
-from tests.train.conftest import make_target
+from tests.train.conftest import make_markov, make_text
 
 PLAN = DraftModelPlan(steps=80, batch=8, lr=1e-2, held_out=16, hidden=16, depth=1)
 
 
 @pytest.fixture(scope="module")
 def target():
-    made = make_target(0)
-    with torch.no_grad():  # the next token hangs on the last one mostly: something to learn in seconds
-        for name, weight in made.model.named_parameters():
-            scale = {"model.embed_tokens.weight": 5.0, "lm_head.weight": 4.0}.get(name, 0.3 if weight.ndim == 2 else 1)
-            weight.mul_(scale)
-    return load_model(made.model)
+    return make_markov()
 
 
 @pytest.fixture(scope="module")
 def text(target, tmp_path_factory):
-    return write_data(target, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path_factory.mktemp("text"))
+    return make_text(target, tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")

@@ -8,33 +8,27 @@ import pytest
 import torch
 
 from outrider.errors import InputError
-from outrider.models import load_model
 from outrider.recipes.trained import load_eagle3
 from outrider.train.dialogue import ANSWER, FORCED
 from outrider.train.eagle3 import Eagle3Learner, Eagle3Plan, look, unrolled
 from outrider.train.kinds import train_drafter
 from outrider.train.losses import LOSSES
 from outrider.train.replay import Mistake, ReplayPlan, first_path, rollout, windows, write_replay
-from outrider.train.selfdata import DataPlan, SelfData, read_data, write_data
+from outrider.train.selfdata import SelfData, read_data
 from outrider.tree import chain, from_paths
-from tests.train.conftest import make_target
+from tests.train.conftest import make_markov, make_text
 
 PLAN = ReplayPlan(prompts=24, new_tokens=40, length=16, block=4)
 
 
 @pytest.fixture(scope="module")
 def target():
-    made = make_target(0)
-    with torch.no_grad():  # the next token hangs on the last one mostly: something to learn in seconds
-        for name, weight in made.model.named_parameters():
-            scale = {"model.embed_tokens.weight": 5.0, "lm_head.weight": 4.0}.get(name, 0.3 if weight.ndim == 2 else 1)
-            weight.mul_(scale)
-    return load_model(made.model)
+    return make_markov()
 
 
 @pytest.fixture(scope="module")
 def text(target, tmp_path_factory) -> SelfData:
-    made = write_data(target, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path_factory.mktemp("text"))
+    made = make_text(target, tmp_path_factory.mktemp("text"))
     made.roles[:, :4] = FORCED  # a few tokens to begin from
     return made
 

@@ -7,6 +7,7 @@ oracle; the bench reports how often it does.
 from __future__ import annotations
 
 import time
+from io import UnsupportedOperation
 from typing import Any
 
 import llama_cpp  # type: ignore[import-not-found]
@@ -24,7 +25,7 @@ def load(mode: str, settings: dict[str, Any]) -> Peer:
 class Peer:
     def __init__(self, mode: str, settings: dict[str, Any]) -> None:
         if not settings.get("gguf"):
-            raise NotImplementedError("llama-cpp-python needs the model as a GGUF file; name one with --gguf")
+            raise UnsupportedOperation("llama-cpp-python needs the model as a GGUF file; name one with --gguf")
         self.mode = mode
         which = "dense" if mode == "plain-f32" else "gguf"
         on_cpu = settings["device"] == "cpu"
@@ -51,7 +52,7 @@ class Peer:
 
     def generate(self, prompts: list[list[int]], params: dict[str, Any]) -> dict[str, Any]:
         if len(prompts) > 1:
-            raise NotImplementedError("llama-cpp-python's generate runs one prompt at a time")
+            raise UnsupportedOperation("llama-cpp-python's generate runs one prompt at a time")
         ends = () if params["ignore_eos"] else params["eos_ids"]
         self.model.reset()  # rounds repeat prompts: no prefix of an earlier one may be reused
         self.model.set_seed(params["seed"] % 2**32)

@@ -7,6 +7,7 @@ its modes can give different greedy texts.
 from __future__ import annotations
 
 import time
+from io import UnsupportedOperation
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ def load(mode: str, settings: dict[str, Any]) -> Peer:
 class Peer:
     def __init__(self, mode: str, settings: dict[str, Any]) -> None:
         if settings["device"] != "cpu":
-            raise NotImplementedError("openvino-genai is measured on the CPU only")
+            raise UnsupportedOperation("openvino-genai is measured on the CPU only")
         if not settings.get("gguf"):
-            raise NotImplementedError("openvino-genai needs the model as a GGUF file; name one with --gguf")
+            raise UnsupportedOperation("openvino-genai needs the model as a GGUF file; name one with --gguf")
         self.mode = mode
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from io import UnsupportedOperation
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +30,7 @@ class Peer:
             self.more = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
         if mode == "assisted":
             if not settings.get("draft"):
-                raise NotImplementedError("assisted generation needs a draft model; name one with --draft")
+                raise UnsupportedOperation("assisted generation needs a draft model; name one with --draft")
             self.more = {"assistant_model": self._model(settings["draft"], settings["dtype"])}
         self.facts = {
             "version": transformers.__version__, "torch": torch.__version__, "dtype": settings["dtype"],
@@ -46,7 +47,7 @@ class Peer:
 
     def generate(self, prompts: list[list[int]], params: dict[str, Any]) -> dict[str, Any]:
         if self.more and len(prompts) > 1:
-            raise NotImplementedError(f"{self.mode} of transformers runs one prompt at a time")
+            raise UnsupportedOperation(f"{self.mode} of transformers runs one prompt at a time")
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=self.device)  # padded on the left
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)

@@ -6,7 +6,7 @@ is, then {"do": "generate"} with token ids in, token ids and times out. What lib
 An adapter is a file with a function `load(mode, settings)` that returns an object with `facts` (a dictionary: version,
 dtype, weights, and where known weight_bytes) and `generate(prompts, params)`, which returns outputs (token ids, one
 list a prompt), first_s (seconds until every prompt had its first token), total_s, early (tokens that were there by
-then) and steps (forwards of the target, the prefill counting as one; 0: not known). It raises `NotImplementedError`
+then) and steps (forwards of the target, the prefill counting as one; 0: not known). It raises `io.UnsupportedOperation`
 for what its runtime cannot do.
 """
 
@@ -18,6 +18,7 @@ import os
 import sys
 import time
 import traceback
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def main() -> None:
         try:
             module = module or adapter(sys.argv[1])
             reply = handle(module, peers, asked)
-        except NotImplementedError as error:
+        except UnsupportedOperation as error:
             reply = {"unsupported": str(error)}
         except Exception as error:
             traceback.print_exc()
