@@ -1,12 +1,14 @@
 """Mix: the trees of several drafters in one, cut to the size that gives the most tokens per second.
 
 Paper: merged trees and confidence routing after TAPS (arXiv 2603.27027); as a trie, re-ranked by acceptance learnt on
-line. Lossless: ranked parts propose point masses, which may be cut; parts that draw, or are dear, are allotted their
-share before they draw and are never cut. Cost: the parts' own, and tens of microseconds.
+line. Lossless: ranked parts propose point masses, which may be cut; dear ones among them are asked only where that has
+paid; parts that draw are allotted their share before they draw and are never cut. Cost: the parts' own, and tens of
+microseconds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.draft.evidence import Evidence, Union, union
+from outrider.draft.worth import Worth, rates
 from outrider.errors import InputError
 from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, StepRecord
 from outrider.tree import TokenTree, fixed, merge, root
@@ -24,20 +27,24 @@ Seconds = Callable[[int, int], NDArray[np.float64]]  # by batch and most candida
 
 @dataclass(slots=True)
 class Mix:
-    ranked: Sequence[Drafter]  # cheap, point masses only: all are asked for the whole budget, the best nodes stay
-    drawn: Sequence[Drafter] = ()  # sampled or dear: each gets its share before it draws
-    seconds: Seconds | None = None  # None: the whole budget is used
+    ranked: Sequence[Drafter]  # point masses only: all are asked for the whole budget, the best nodes stay
+    drawn: Sequence[Drafter] = ()  # sampled: each gets its share before it draws
+    dear: int = 0  # how many of the ranked, the last ones, are asked only where that has paid
+    deepest: int = 6  # how deep those are asked
+    seconds: Seconds | None = None  # of a step without drafting; None: the whole budget is used
     combine: Literal["merge", "route"] = "merge"  # route: the tree of the surest part only
     margin: float = 1.02  # how much faster than plain the estimate must be
     name: str = "mix"
     evidence: Evidence = field(init=False)
     shares: Shares = field(init=False)
+    worths: list[Worth] = field(init=False)  # of the dear parts
     _contexts: dict[int, Context] = field(default_factory=dict)
     _unions: dict[int, Union] = field(default_factory=dict)  # this step's candidates, before the cut
 
     def __post_init__(self) -> None:
         self.evidence = Evidence(len(self.ranked))
         self.shares = Shares(len(self.drawn))
+        self.worths = [Worth(self.deepest) for _ in range(self.dear)]
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -68,14 +75,25 @@ class Mix:
             part.end(slot)
 
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+        begun = time.perf_counter()
         pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
         drawn = self._draw(slots, pending, budgets, noise) if self.drawn else []
-        offers = [part.propose(slots, budgets, noise) for part in self.ranked]
+        cheap = self.ranked[: len(self.ranked) - self.dear]
+        offers = [part.propose(slots, budgets, noise) for part in cheap]
+        asked: list[_Asked] = []
+        for number in range(len(cheap), len(self.ranked)):
+            asked.append(self._ask(number, offers, slots, pending, budgets, noise))
+            offers.append(asked[-1].trees)
         unions = [self._unite([trees[i] for trees in offers]) for i in range(len(slots))]
         self._unions.update(zip(slots, unions, strict=True))
         taken = [tree.candidates for tree in drawn] or [0] * len(slots)
         room = [budget.nodes - count for budget, count in zip(budgets, taken, strict=True)]
-        sizes = self._sizes(unions, room, sum(taken))
+        spent = time.perf_counter() - begun
+        for number, own in enumerate(asked, len(cheap)):
+            self._learn_worth(number, own, unions, room, spent)
+        sizes = self._sizes(unions, room, sum(taken), spent)
+        for worth in self.worths:
+            worth.use(max(sizes))
         names = [part.name for part in self.ranked]
         trees = [_tree(token, own, size, names) for token, own, size in zip(pending, unions, sizes, strict=True)]
         return [merge(a, b) for a, b in zip(drawn, trees, strict=True)] if drawn else trees
@@ -87,6 +105,49 @@ class Mix:
                 self.shares.learn(record, [part.name for part in self.drawn])
         for part in self.parts:
             part.observe(slot, record)
+
+    def _ask(
+        self, number: int, offers: Sequence[Sequence[TokenTree]], slots: Sequence[int], pending: Sequence[int],
+        budgets: Sequence[Budget], noise: Sequence[Noise],
+    ) -> _Asked:  # fmt: skip
+        """The trees of a dear part, as deep as has paid where the others expect what they expect now."""
+        part, worth = self.ranked[number], self.worths[number - len(self.ranked)]
+        trees = [root(token) for token in pending]
+        if self.seconds is None:
+            return _Asked([0.0] * len(slots), [budget.depth for budget in budgets], part.propose(slots, budgets, noise))
+        cheap = [0.0] * len(slots)
+        if offers:
+            rest = [self._unite([own[i] for own in offers]) for i in range(len(slots))]
+            cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]
+        depths = [worth.depth(own, budget.depth) for own, budget in zip(cheap, budgets, strict=True)]
+        able = [i for i, depth in enumerate(depths) if depth > 0]
+        if able:
+            begun = time.perf_counter()
+            own = [Budget(worth.nodes(budgets[i].nodes), depths[i]) for i in able]
+            for i, tree in zip(
+                able, part.propose([slots[i] for i in able], own, [noise[i] for i in able]), strict=True
+            ):
+                trees[i] = tree
+            worth.time(max(depths), time.perf_counter() - begun)
+        return _Asked(cheap, depths, trees)
+
+    def _learn_worth(
+        self, number: int, asked: _Asked, unions: Sequence[Union], room: Sequence[int], spent: float
+    ) -> None:
+        """Changes state: what the step is worth with this part as deep as it was asked, less deep, and without it."""
+        if self.seconds is None:
+            return
+        worth, batch = self.worths[number - len(self.ranked)], len(unions)
+        for own, cheap, depth, left in zip(unions, asked.cheap, asked.depths, room, strict=True):
+            if depth < worth.deepest:
+                worth.pass_by(cheap)
+            if depth == 0:
+                continue
+            step = self.seconds(batch, batch * min(len(own.order), left))[::batch] / batch
+            drafting = worth.seconds(depth)
+            others = max(spent - drafting[-1], 0.0)
+            drafting = (others + drafting) / batch
+            worth.learn(cheap, rates(own.weights, own.order, own.masks, own.depths, 1 << number, step, drafting))
 
     def _draw(
         self, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]
@@ -109,23 +170,26 @@ class Mix:
         alone = [self.evidence.weigh(union([tree], first=i)) for i, tree in enumerate(trees)]
         return max(alone, key=lambda own: float(own.weights.sum()))
 
-    def _sizes(self, unions: Sequence[Union], room: Sequence[int], already: int) -> list[int]:
-        """How many of each slot's best candidates to keep: likeliest first over the whole batch, while it pays."""
+    def _sizes(self, unions: Sequence[Union], room: Sequence[int], already: int, spent: float) -> list[int]:
+        """How many of each slot's best candidates to keep: likeliest first over the whole batch, while it pays.
+
+        `already` candidates stay anyway, and `spent` seconds have gone to drafting.
+        """
         most = [min(len(own.order), left) for own, left in zip(unions, room, strict=True)]
         if self.seconds is None:
             return most
         if len(unions) == 1:
-            return [self._best(unions[0].weights[unions[0].order[: most[0]]], 1, already)]
+            return [self._best(unions[0].weights[unions[0].order[: most[0]]], 1, already, spent)]
         slot = np.repeat(np.arange(len(unions)), most)
         worth = np.concatenate([own.weights[own.order[:count]] for own, count in zip(unions, most, strict=True)])
         first = np.argsort(-worth, kind="stable")  # along a path weights never rise, so parents come first
-        best = self._best(worth[first], len(unions), already)
+        best = self._best(worth[first], len(unions), already, spent)
         return np.bincount(slot[first[:best]], minlength=len(unions)).tolist()
 
-    def _best(self, worth: NDArray[np.float64], batch: int, already: int) -> int:
+    def _best(self, worth: NDArray[np.float64], batch: int, already: int, spent: float) -> int:
         """How many of these candidates, likeliest first, give the most tokens per second."""
         assert self.seconds is not None
-        seconds = self.seconds(batch, already + len(worth))[already:]
+        seconds = self.seconds(batch, already + len(worth))[already:] + spent
         gains = np.empty(len(worth) + 1)
         gains[0] = batch
         np.cumsum(worth, out=gains[1:])
@@ -153,9 +217,19 @@ class Mix:
 
     def forget(self) -> None:
         self.evidence, self.shares = Evidence(len(self.ranked)), Shares(len(self.drawn))
+        self.worths = [Worth(self.deepest) for _ in range(self.dear)]
         for part in self.parts:
             if isinstance(part, Remembers):
                 part.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What became of a dear part in one step, by sequence."""
+
+    cheap: Sequence[float]  # candidates that the others expect to be accepted
+    depths: Sequence[int]  # how deep it was asked
+    trees: Sequence[TokenTree]
 
 
 @dataclass(slots=True)

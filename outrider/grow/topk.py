@@ -73,4 +73,5 @@ class _Ranked:
         kept = [0, *sorted(order[: self.keep])]
         place = {node: i for i, node in enumerate(kept)}
         parents = [place.get(self.growth.parents[node], -1) for node in kept]
-        return fixed(np.array([self.growth.tokens[node] for node in kept]), np.array(parents), origin)
+        tokens = np.array([self.growth.tokens[node] for node in kept])
+        return fixed(tokens, np.array(parents), origin, np.array([self._values[node] for node in kept]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from outrider import methods
 from outrider.errors import InputError
@@ -14,11 +16,16 @@ from outrider.protocols import Budget, Controller, Drafter, Recipe
 from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier
 
 MODEL_FREE = "suffix,token-recycling,predicted"
+TRAINED = "suffix,predicted,eagle3"  # a table of likely successors adds nothing to these but time
+DEAR = ("feature",)  # families whose candidates are point masses too, but cost a network's time
 
 
 @dataclass(frozen=True, slots=True)
 class MixOptions:
-    parts: str = option(MODEL_FREE, "methods whose candidates are merged, by name")
+    parts: str = option(
+        "auto",
+        f"methods whose candidates are merged, by name; auto: {TRAINED} where a drafter is shipped, else {MODEL_FREE}",
+    )
     store: str = option("", "a store made by `outrider index build`, to draft from as well")
     budget: int = option(32, "most candidates a step")
     depth: int = option(16, "how deep a tree may be")
@@ -35,20 +42,38 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
 
     at_least("budget", options.budget, 1)
     at_least("depth", options.depth, 1)
-    names = [name.strip() for name in options.parts.split(",") if name.strip()]
+    listed = _default(parts) if options.parts == "auto" else options.parts
+    names = [name.strip() for name in listed.split(",") if name.strip()]
     names += ["retrieval"] if options.store and "retrieval" not in names else []
     if not names or "mix" in names or len(set(names)) < len(names):
         raise InputError(f"option parts is {options.parts!r}; name different methods, such as {MODEL_FREE}")
-    dear = [methods.find(name).family in ("model", "trained") for name in names]
-    drafters = [_part(parts, name, options, len(names)) for name in names]
-    mix = Mix(
-        ranked=[d for d, own in zip(drafters, dear, strict=True) if not own],
-        drawn=[d for d, own in zip(drafters, dear, strict=True) if own],
-        combine=options.combine,
-    )  # fmt: skip
+    ranked, dear, drawn = _sorted(parts, names, options)
+    mix = Mix([*ranked, *dear], drawn, len(dear), combine=options.combine)
     with told_if_slow("getting ready for this machine: compiling drafters and timing the model; this happens once"):
-        rehearse(Mix(mix.ranked), parts.target.vocab_size)
+        if ranked:
+            rehearse(Mix(ranked, dear=1, seconds=lambda _, most: np.ones(most + 1)), parts.target.vocab_size)
         return Recipe("mix", mix, verifier(options.verifier), _sized(parts, mix, options))
+
+
+def _default(parts: Parts) -> str:
+    from outrider.models.drafts import shipped_draft
+
+    return TRAINED if shipped_draft(parts.loaded, "eagle3") else MODEL_FREE
+
+
+def _sorted(
+    parts: Parts, names: Sequence[str], options: MixOptions
+) -> tuple[list[Drafter], list[Drafter], list[Drafter]]:
+    """Drafters of point masses, those of them that are dear, and those that draw."""
+    ranked: list[Drafter] = []
+    dear: list[Drafter] = []
+    drawn: list[Drafter] = []
+    for name in names:
+        family = methods.find(name).family
+        draws = family == "model" or (family in DEAR and options.verifier != "invariant")
+        group = drawn if draws else dear if family in DEAR else ranked
+        group.append(_part(parts, name, options, len(names)))
+    return ranked, dear, drawn
 
 
 def _sized(parts: Parts, mix: Any, options: MixOptions) -> Controller:

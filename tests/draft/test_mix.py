@@ -141,7 +141,7 @@ def test_sizes_give_the_most_tokens_per_second_over_the_batch(paths: list[Paths]
     slots = list(range(len(paths)))
     mix = Mix([Says(list)], seconds=seconds, margin=1.0)
     unions = [mix.evidence.weigh(union([weighted(own, sure)])) for own in paths]
-    sizes = mix._sizes(unions, [64] * len(slots), 0)
+    sizes = mix._sizes(unions, [64] * len(slots), 0, 0.0)
     kept = [own.weights[own.order[:size]].sum() for own, size in zip(unions, sizes, strict=True)]
     rate = (len(slots) + sum(kept)) / (1.0 + slope * sum(sizes))
     every = np.sort(np.concatenate([own.weights[1:] for own in unions]))[::-1]
@@ -152,6 +152,51 @@ def test_sizes_give_the_most_tokens_per_second_over_the_batch(paths: list[Paths]
 def test_where_no_candidate_pays_the_step_is_plain() -> None:
     dear = mix_of(Says(lambda: [(2,)], 0.3), seconds=lambda batch, most: 1.0 + np.arange(most + 1))
     assert step(dear, [3]).candidates == 0
+
+
+@dataclass(slots=True)
+class Counted(Says):
+    """Also counts how often it was asked, how deep, and how many steps it saw."""
+
+    asked: list[Budget] = field(default_factory=list)
+    seen: int = 0
+
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+        self.asked += budgets
+        return [weighted([path[: budget.depth] for path in self.paths()], self.sure) for budget in budgets]
+
+    def observe(self, slot: int, record: StepRecord) -> None:
+        self.seen += 1
+
+
+def flat(batch: int, most: int) -> np.ndarray:
+    return np.ones(most + 1)
+
+
+def test_a_dear_part_is_asked_where_the_cheap_ones_know_nothing_and_not_where_they_copy() -> None:
+    state = {"copying": True}
+    cheap = Says(lambda: [(2, 2, 2, 2)] if state["copying"] else [], 0.99)
+    dear = Counted(lambda: [(2, 2, 2, 2)], 0.7)
+    mix = mix_of(cheap, dear, dear=1, seconds=flat)
+    mix.worths[0].time(6, 0.5)  # half a step for the whole depth; the fake itself takes no time
+    counts = {True: 0, False: 0}
+    for i in range(400):
+        state["copying"] = i % 2 == 0
+        before = len(dear.asked)
+        step(mix, [2, 2, 2, 2, 3], Budget(16, 6))
+        mix.worths[0]._times.clear()
+        mix.worths[0].time(6, 0.5)
+        counts[state["copying"]] += len(dear.asked) - before
+    assert counts[False] > 190 and counts[True] < 40
+    assert dear.seen == 400  # it hears of steps in which it was not asked
+
+
+def test_without_costs_a_dear_part_is_always_asked_for_the_whole_budget() -> None:
+    dear = Counted(lambda: [(2, 2)], 0.01)
+    mix = mix_of(Says(lambda: [(3,)]), dear, dear=1)
+    for _ in range(30):
+        step(mix, [3])
+    assert dear.asked == [Budget(16, 4)] * 30
 
 
 def test_candidates_that_were_not_verified_are_judged_all_the_same() -> None:
@@ -208,7 +253,8 @@ def drawn_mix(case: Case, nodes: int) -> Callable[[Branches], TokenTree]:
 
     def draft(paths: Branches) -> TokenTree:
         sampled = Grown(ToySource(case.draft), KAry((2, 1), "without-replacement"), sampled=True)
-        mix = Mix([Says(lambda: [(0, 2), (2, 1), (1,)], 0.7)], drawn=[sampled])
+        ranked = [Says(lambda: [(0, 2), (2, 1), (1,)], 0.7), Says(lambda: [(0, 1), (3,)], 0.6)]
+        mix = Mix(ranked, drawn=[sampled], dear=1, seconds=flat)
         mix.begin(0, _Text(np.array(CONTEXT)), ())
         return mix.propose([0], [Budget(nodes, 3)], [paths.noise("draft")])[0]
 

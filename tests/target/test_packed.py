@@ -58,3 +58,21 @@ def test_half_precision_and_too_little_memory_are_left_alone(monkeypatch) -> Non
     assert not PackedLinears(network().bfloat16())._forwards
     monkeypatch.setattr(packed, "_available", lambda: 1000)
     assert not PackedLinears(network())._forwards
+
+
+@pytest.mark.skipif(not packed._eight_bits_supported(), reason="this torch has no eight-bit products")
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_eight_bits_stay_near_the_function_and_leave_no_trace(rows: int) -> None:
+    model, x = network(), torch.randn(rows, 48)
+    want = model(x)
+    with PackedLinears(model, eight_bits=True).active(), torch.inference_mode():
+        got = model(x)
+    assert 0 < float((got - want).abs().max()) < 0.03 * float(want.abs().max())
+    assert torch.equal(model(x), want)
+
+
+def test_eight_bits_fall_back_to_full_precision_where_torch_has_none(monkeypatch) -> None:
+    monkeypatch.setattr(packed, "_eight_bits_supported", lambda: False)
+    model, x = network(), torch.randn(2, 48)
+    with PackedLinears(model, eight_bits=True).active(), torch.inference_mode():
+        torch.testing.assert_close(model(x), network()(x), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,74 @@
+"""Open: speculation rests where it has been slower than plain decoding, tries again, and stays where it is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.control.open import Open
+from outrider.protocols import Budget, Scores, StepRecord, StepTiming, Verdict
+from outrider.tree import from_paths, root
+
+FULL = Budget(8, 4)
+Told = list[tuple[int, int, float]]
+
+
+def drive(
+    control: Open, steps: int, tokens: Callable[[int], int], draft: float, batch: int = 1, verify: float = 1.0
+) -> list[bool]:
+    """Whether each step speculated; a plain one takes a second, a speculative one the drafting on top."""
+    speculated = []
+    slots = list(range(batch))
+    for i in range(steps):
+        on = control.budgets(slots, [FULL] * batch)[0].nodes > 0
+        count = tokens(i) if on else 1
+        tree = from_paths(1, [tuple(range(2, 2 + max(count - 1, 1)))]) if on else root(1)
+        path = tuple(range(1, count))
+        record = StepRecord(tree, Verdict(path, 0), tuple(range(count)), Scores(None))
+        timing = StepTiming(draft if on else 0.0, verify if on else 1.0, 0.0, len(tree) * batch, batch)
+        control.observe(slots, [record] * batch, timing)
+        speculated.append(on)
+    return speculated
+
+
+def opened(told: Told | None = None) -> Open:
+    return Open(FULL, lambda *step: told.append(step) if told is not None else None)
+
+
+def test_speculation_that_costs_more_than_it_brings_comes_to_rest() -> None:
+    on = drive(opened(), 2000, lambda i: 1, draft=0.5)
+    assert sum(on[1000:]) / 1000 < 0.05
+
+
+def test_speculation_that_pays_runs_but_for_rare_plain_steps() -> None:
+    on = drive(opened(), 1000, lambda i: 2, draft=0.5)
+    assert 0.97 < sum(on) / 1000 < 1.0
+
+
+def test_a_rest_ends_when_drafts_become_right() -> None:
+    control = opened()
+    drive(control, 1000, lambda i: 1, draft=0.5)
+    assert sum(drive(control, 1500, lambda i: 3, draft=0.5)[-500:]) > 450
+
+
+def test_a_loss_that_hides_in_drafting_is_seen_although_the_step_looks_cheap() -> None:
+    """Verification costs nothing more here; only the drafter's own time makes speculation slower."""
+    assert sum(drive(opened(), 1000, lambda i: 2, draft=1.3)[500:]) < 50
+
+
+def test_one_slow_step_does_not_end_speculation() -> None:
+    control = opened()
+    drive(control, 200, lambda i: 2, draft=0.2)
+    drive(control, 1, lambda i: 2, draft=50.0)
+    assert sum(drive(control, 50, lambda i: 2, draft=0.2)) >= 48
+
+
+def test_batch_sizes_are_judged_apart() -> None:
+    control = opened()
+    drive(control, 600, lambda i: 1, draft=0.5, batch=4)
+    assert sum(drive(control, 100, lambda i: 3, draft=0.1, batch=1)) >= 98
+
+
+def test_the_drafter_is_told_what_steps_cost_without_drafting() -> None:
+    told: Told = []
+    drive(opened(told), 3, lambda i: 2, draft=0.7, verify=1.25)
+    assert told == [(2, 1, 1.25)] * 3

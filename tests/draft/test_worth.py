@@ -1,0 +1,95 @@
+"""Worth: a depth is weighed by how the step would have gone; what does not pay is left, what pays is found again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.draft.worth import Worth, rates
+
+ALONE = 2  # the mask of the dear drafter's own candidates
+
+
+@given(
+    nodes=st.lists(st.tuples(st.floats(0.01, 0.9), st.integers(1, 4), st.sampled_from([1, 2, 3])), max_size=8),
+    slope=st.floats(0.0, 0.5), level=st.floats(0.0, 1.0), room=st.integers(0, 8),
+)  # fmt: skip
+def test_a_depth_is_worth_the_best_cut_of_what_it_would_have_left(nodes, slope: float, level: float, room: int) -> None:
+    weights, depths, masks = (np.array([0, *column]) for column in (zip(*nodes, strict=True) if nodes else ((),) * 3))
+    order = 1 + np.argsort(-weights[1:], kind="stable")
+    step, draft = 1.0 + slope * np.arange(room + 1), level * np.arange(5)
+    got = rates(weights.astype(float), order, masks, depths, ALONE, step, draft)
+    for depth in range(5):
+        left = [weights[i] for i in order if masks[i] != ALONE or depths[i] <= depth][:room]
+        best = max((1 + sum(left[:n])) / (step[n] + draft[depth]) for n in range(len(left) + 1))
+        assert got[depth] == pytest.approx(best)
+
+
+def asked(worth: Worth, steps: int, level: float, right: int, cheap: float = 0.0) -> list[int]:
+    """Depths asked over some steps with a drafter that is right so deep and takes `level` seconds a depth; plain: 1."""
+    out = []
+    for _ in range(steps):
+        depth = worth.depth(cheap, 6)
+        out.append(depth)
+        if depth:
+            worth.time(depth, level * depth)
+        if depth < worth.deepest:
+            worth.pass_by(cheap)
+        if depth:
+            gains = 1.0 + np.minimum(np.arange(depth + 1), right)
+            worth.learn(cheap, gains / (1.0 + worth.seconds(depth)))
+    return out
+
+
+def test_a_drafter_that_pays_is_asked_as_deep_as_it_is_right() -> None:
+    assert asked(Worth(6), 40, level=0.05, right=6)[10:] == [6] * 30
+    shallow = asked(Worth(6), 60, level=0.05, right=2)[10:]
+    assert shallow.count(2) >= 45
+
+
+def test_a_drafter_that_never_pays_is_asked_ever_more_seldom() -> None:
+    depths = asked(Worth(6), 1200, level=1.0, right=1)
+    assert sum(map(bool, depths[:100])) <= 12 and sum(map(bool, depths[600:])) <= 4
+
+
+def test_a_drafter_that_pays_again_is_found_again() -> None:
+    worth = Worth(6)
+    assert asked(worth, 300, level=0.1, right=0)[-1] == 0
+    assert asked(worth, 400, level=0.1, right=6)[-1] == 6
+
+
+def test_a_deeper_try_is_not_held_back_by_what_was_seen_when_everything_was_worse() -> None:
+    """Only shallow depths are asked for long; when all gains rise, the deeper ones must rise with them."""
+    worth = Worth(6)
+    asked(worth, 12, level=0.3, right=2)
+    before = worth._kinds[0].gains.copy()
+    worth.learn(0.0, np.array([1.0, 3.0, 4.0]))
+    moved = worth._kinds[0].gains - before
+    assert moved[2] > 0 and moved[3:] == pytest.approx(np.full(4, moved[2]))
+
+
+def test_steps_in_which_the_others_expect_much_are_judged_apart() -> None:
+    worth = Worth(6)
+    asked(worth, 40, level=0.05, right=6, cheap=0.0)
+    asked(worth, 40, level=1.0, right=0, cheap=5.0)
+    assert worth.depth(0.0, 6) == 6 and worth.depth(5.0, 6) == 0
+
+
+def test_a_depth_that_was_never_tried_is_taken_as_its_share_of_a_deeper_one() -> None:
+    worth = Worth(6)
+    worth.time(6, 0.7)
+    assert worth.seconds(6) == pytest.approx([0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    worth.time(2, 0.1)
+    assert worth.seconds(3) == pytest.approx([0, 0.1 * 2 / 3, 0.1, 0.4])
+
+
+def test_no_more_candidates_are_asked_for_than_twice_those_in_use() -> None:
+    worth = Worth(6)
+    for _ in range(100):
+        worth.use(3)
+    assert worth.nodes(32) in (7, 8)
+    for _ in range(100):
+        worth.use(30)
+    assert worth.nodes(32) == 32
