@@ -16,26 +16,23 @@ from outrider.check.exhaustive import CONTEXT, TOLERANCE, distance, step_law
 from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.fixed import Fixed
 from outrider.draft import cross_vocabulary
-from outrider.draft.byte_lookup import ByteLookup
-from outrider.draft.cross_vocabulary import CrossVocabulary, CrossVocabularyDrafter, in_target_tokens
+from outrider.draft.cross_vocabulary import CrossVocabulary, CrossVocabularyDrafter
 from outrider.draft.mirror import Mirror
 from outrider.draft.ngram_cache import NgramCache, cache_for, pack, translate
-from outrider.draft.vocabulary_map import BYTES, VocabularyMap, characters
+from outrider.draft.vocabulary_map import VocabularyMap
 from outrider.engine import Engine
 from outrider.errors import InputError
 from outrider.grow.chain import Chain
 from outrider.grow.kary import KAry
-from outrider.models.vocabulary import TokenizerBytes
 from outrider.protocols import Budget, Needs, Recipe
 from outrider.sampling import SamplingParams
 from outrider.tree import NOTHING, Draw, QRow, TokenTree
 from outrider.verify.invariant import Invariant
 from outrider.verify.recursive import Recursive
 from outrider.verify.rejection import Rejection
-from tests.draft.two_tokenizers import CORPUS, ByHand, Knows, byte_level, sentencepiece
+from tests.draft.two_tokenizers import COARSE, CORPUS, FINE, MARKED, ByHand, Knows, Text, joined
 
 PLAIN = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
-COARSE, FINE, MARKED = (TokenizerBytes(t) for t in (byte_level(700), byte_level(330), sentencepiece(420)))
 PAIRS = {
     "coarse target, fine draft": (COARSE, FINE),
     "fine target, coarse draft": (FINE, COARSE),
@@ -48,10 +45,6 @@ WORDS = st.sampled_from(
 )
 TEXTS = st.lists(WORDS, min_size=1, max_size=60).map("".join) | st.text(max_size=40)
 EXACT = ["coarse target, fine draft", "fine target, coarse draft"]
-
-
-def joined(vocabulary, ids) -> bytes:
-    return b"".join(vocabulary.pieces[i] for i in ids)
 
 
 # Translation
@@ -201,20 +194,6 @@ def small_source(width: int = 256) -> tuple[CrossVocabulary, ToyTarget]:
     source.cache.learn(2, [0, 1])
     source.cache.learn(3, [0, 1, 0])
     return source, runtime
-
-
-class Text:
-    """A context whose sampling settings change nothing."""
-
-    prompt, output, temperature, prediction = (), (), 1.0, ()
-
-    def __init__(self, *tokens: int) -> None:
-        self.tokens = np.array(tokens)
-
-    def draft_rows(self, logits, paths, width):
-        (row,) = logits.double().numpy()
-        ids = np.nonzero(np.isfinite(row))[0]
-        return [QRow(ids, np.exp(row[ids]))]
 
 
 def laws(source: CrossVocabulary, runtime: ToyTarget):
@@ -417,71 +396,3 @@ def test_a_draft_whose_context_is_full_proposes_nothing() -> None:
     engine = Engine(ToyTarget(ToyLM(4, seed=1)), recipe, strict=True)
     result = engine.submit([0, 1], SamplingParams(max_new_tokens=60, temperature=1.0, seed=1)).result()
     assert len(result.token_ids) == 60 and result.stats.drafted < 30
-
-
-# Bytes
-
-
-def lookup(pieces, context, tokens: int = 6, cache: NgramCache | None = None) -> list[int]:
-    drafter = ByteLookup(pieces)
-    if cache is not None:
-        drafter.cache = cache
-    drafter.begin(0, Text(*context), ())
-    tree = drafter.propose([0], [Budget(tokens, tokens)], [None])[0]
-    return tree.tokens[1:].tolist()
-
-
-def test_bytes_are_copied_and_said_in_the_targets_tokens() -> None:
-    out = lookup(COARSE.pieces, COARSE.encode(b"the weather there gathered the weather"), 20)
-    again = b" there gathered the weather" * 6  # what is copied ends with what was looked up: it is copied again
-    assert len(out) > 15 and out == COARSE.encode(again)[: len(out)]
-
-
-def test_a_text_tokenised_otherwise_before_is_still_found() -> None:
-    spelled = [i for byte in b"the weather there" for i in COARSE.encode(bytes([byte]))]
-    out = lookup(COARSE.pieces, [*spelled, *COARSE.encode(b" the weather")], 8)
-    assert joined(COARSE, out).startswith(b" the")
-
-
-def test_without_a_tokenizer_ids_are_copied_as_they_are() -> None:
-    pieces = characters(60000)
-    assert len(set(pieces)) == 60000
-    pattern = [7, 55297, 300, 59999, 12, 2000, 41]
-    assert lookup(pieces, pattern * 3, 6)[:5] == pattern[:5]
-
-
-def test_a_growing_text_finds_what_a_fresh_index_finds() -> None:
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(2, 40, 4000).tolist()
-    tokens += tokens[100:300]
-    pieces = characters(64)
-    grown = ByteLookup(pieces)
-    context = Text(*tokens[:50])
-    grown.begin(0, context, ())
-    for end in range(51, len(tokens) + 1, 37):
-        context.tokens = np.array(tokens[:end])
-        grown.observe(0, None)
-    context.tokens = np.array(tokens)
-    grown.observe(0, None)
-    out = grown.propose([0], [Budget(8, 8)], [None])[0].tokens[1:].tolist()
-    assert out == tokens[300:308] == lookup(pieces, tokens, 8)
-
-
-def test_byte_lookup_remembers_and_forgets() -> None:
-    first = ByteLookup(COARSE.pieces)
-    first.begin(0, Text(*COARSE.encode(CORPUS[0].encode())), ())
-    second = ByteLookup(COARSE.pieces)
-    second.remember(first.memory())
-    assert second.cache._tokens == first.cache._tokens and len(first.cache) > 10
-    first.forget()
-    assert len(first.cache) == 0
-    with pytest.raises(InputError, match="other vocabularies"):
-        ByteLookup(FINE.pieces).remember(second.memory())
-
-
-def test_a_private_cache_serves_its_own_request_only() -> None:
-    drafter = ByteLookup(COARSE.pieces, private=True)
-    drafter.begin(0, Text(*COARSE.encode(CORPUS[0].encode())), ())
-    assert len(drafter.cache) == 0 and len(drafter._slots[0].cache) > 10
-    assert VocabularyMap(COARSE.pieces, BYTES).direct
-    assert in_target_tokens(cross_vocabulary._Reading(0, ()), np.empty(0, dtype=np.int64))[0].size == 0

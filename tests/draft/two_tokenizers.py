@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from outrider.models.vocabulary import TokenizerBytes
+from outrider.tree import QRow
 
 CORPUS = [
     "the thermometer there showed them that the other weather gathered together",
@@ -83,3 +84,24 @@ class Knows:
         for token in following:
             law[token] += self.sure
         return law / law.sum()
+
+
+class Text:
+    """A context whose sampling settings change nothing."""
+
+    prompt, output, temperature, prediction = (), (), 1.0, ()
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = np.array(tokens)
+
+    def draft_rows(self, logits, paths, width):
+        (row,) = logits.double().numpy()
+        ids = np.nonzero(np.isfinite(row))[0]
+        return [QRow(ids, np.exp(row[ids]))]
+
+
+def joined(vocabulary, ids) -> bytes:
+    return b"".join(vocabulary.pieces[i] for i in ids)
+
+
+COARSE, FINE, MARKED = (TokenizerBytes(t) for t in (byte_level(700), byte_level(330), sentencepiece(420)))
