@@ -2,7 +2,10 @@
 
 The floor is the larger of weights and cache over the measured bandwidth and arithmetic over the measured matrix rate.
 By default a Llama of 8B shape in bfloat16 with random weights, made on the GPU; `--model FOLDER` for another. Host time
-is what a verify and a commit take beyond the GPU's own time. A profile of one step by kernel comes last.
+is what a verify and a commit take beyond the GPU's own time. The first runtime is measured as it grows with context and
+with batch, the others where the bars are. A profile of one step by kernel comes last.
+
+Run: python benchmarks/gpu_step.py [--runtimes graphs,plain-graphs,eager] [--json FILE] [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -38,12 +41,28 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
     },
 }  # fmt: skip
-BARS = (
+Point = tuple[int, int, int]  # sequences, rows of each, context
+BARS: tuple[tuple[str, float, Point, Point | None], ...] = (
     ("one sequence, one row, context 1024: over its floor", 1.20, (1, 1, 1024), None),
     ("64 rows over one row at context 1024", 1.10, (1, 64, 1024), (1, 1, 1024)),
     ("64 rows over one row at context 8192", 1.25, (1, 64, 8192), (1, 1, 8192)),
     ("16 sequences of 16 rows, context 1024: over their floor", 1.35, (16, 16, 1024), None),
 )
+ALSO = (16, 1, 1024)
+CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # of one sequence
+BATCHES = (1, 2, 4, 8, 16, 32)  # at BATCH_CONTEXT
+BATCH_CONTEXT = 1024
+CONTEXT_ROWS, BATCH_ROWS = (1, 16, 64), (1, 16)
+
+
+def growth() -> list[Point]:
+    context = [(1, rows, context) for context in CONTEXTS for rows in CONTEXT_ROWS]
+    batch = [(batch, rows, BATCH_CONTEXT) for batch in BATCHES for rows in BATCH_ROWS]
+    return list(dict.fromkeys(context + batch))
+
+
+def where_the_bars_are() -> list[Point]:
+    return sorted({point for bar in BARS for point in (bar[2], bar[3] or bar[2])} | {ALSO})
 
 
 def random_llama(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -129,7 +148,8 @@ class Bench:
                         torch.cuda.synchronize()
                     times.append((time.perf_counter() - begun, seconds()))
             wall = statistics.median(t for t, _ in times)
-            gpu = statistics.median(g for _, g in times if g is not None) if graph is not None else None
+            seen = [g for _, g in times if g is not None]
+            gpu = statistics.median(seen) if seen else None
         finally:
             for slot in slots:
                 target._touched[slot] = 0  # leave the noise where it is
@@ -155,13 +175,13 @@ class Bench:
                 tensor.normal_(0, 0.5)
         return made
 
-    def run(self, name: str, points: list[tuple[int, int, int]]) -> None:
+    def run(self, name: str, points: list[Point]) -> None:
         for context in sorted({c for _, _, c in points}):
             own = [(b, r) for b, r, c in points if c == context]
             target = self.target(name, context, max(b for b, _ in own))
             for batch, rows in own:
                 self.measure(name, target, batch, rows, context)
-            if name == "graphs" and context == min(c for _, _, c in points):
+            if name == "graphs" and context == BATCH_CONTEXT:
                 self.profiled |= {rows: profile(target, rows, context) for rows in (1, 64) if (1, rows) in own}
             del target
             if self.device.type == "cuda":
@@ -235,26 +255,34 @@ def bars(table: list[dict[str, Any]]) -> list[str]:
 
 
 def plot(table: list[dict[str, Any]], path: str) -> None:
-    import matplotlib
+    """GPU time of the first runtime against context and against batch, and what of it the machine dictates."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    batches = sorted({row["batch"] for row in table})
-    figure, grid = pyplot.subplots(1, len(batches), figsize=(5.5 * len(batches), 4), sharey=True, squeeze=False)
-    axes = grid[0]
-    for axis, batch in zip(axes, batches, strict=True):
-        for name, context in sorted({(row["runtime"], row["context"]) for row in table if row["batch"] == batch}):
-            own = [r for r in table if (r["runtime"], r["batch"], r["context"]) == (name, batch, context)]
-            rows = [r["rows"] for r in own]
-            axis.plot(rows, [r["gpu_ms"] or r["ms"] for r in own], "o-", label=f"{name}, context {context}")
-            axis.plot(rows, [r["floor_ms"] for r in own], "k--", alpha=0.3)
-        title = f"batch {batch}; dashed: the floor"
-        axis.set(xscale="log", yscale="log", xlabel="rows a sequence", title=title)
-        axis.legend(frameon=False)
-    axes[0].set_ylabel("ms a step")
-    figure.tight_layout()
-    figure.savefig(path)
+    own = [row for row in table if row["runtime"] == table[0]["runtime"]]
+    panels = (
+        ("tokens of context, one sequence", "context", [r for r in own if r["batch"] == 1]),
+        (f"sequences, context {BATCH_CONTEXT}", "batch",
+         [r for r in own if r["context"] == BATCH_CONTEXT and r["rows"] in BATCH_ROWS]),
+    )  # fmt: skip
+    with rc_context({"svg.hashsalt": "outrider", "font.size": 9}):
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for axis, (label, field, rows) in zip(axes, panels, strict=True):
+            for count in sorted({r["rows"] for r in rows}):
+                line = sorted((r for r in rows if r["rows"] == count), key=lambda r: r[field])
+                at = [r[field] for r in line]
+                (drawn,) = axis.plot(
+                    at, [r["gpu_ms"] or r["ms"] for r in line], ".-", label=f"{count} rows" if count > 1 else "1 row"
+                )
+                axis.plot(at, [r["floor_ms"] for r in line], "--", color=drawn.get_color(), linewidth=0.8, alpha=0.6)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(at, [str(x) for x in at])
+            axis.set(xlabel=label, ylim=(0, None))
+            axis.legend(frameon=False)
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[0].set_ylabel("GPU ms a step (dashed: floor)")
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def main() -> None:
@@ -262,37 +290,37 @@ def main() -> None:
     parser.add_argument("--model", help="folder; a random Llama without it")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--runtimes", default="graphs,eager", help="graphs, plain-graphs (not fused), eager")
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64")
-    parser.add_argument("--batches", default="1,4,16")
-    parser.add_argument("--contexts", default="1024,8192")
+    parser.add_argument(
+        "--runtimes", default="graphs,plain-graphs,eager", help="graphs, plain-graphs (not fused), eager"
+    )
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--points", help="instead: batch:rows:context with commas between them")
+    parser.add_argument("--points", help="only these: batch:rows:context with commas between them")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.svg")
+    parser.add_argument("--drawn-from", metavar="FILE", help="draw an earlier run's --json instead of measuring")
     args = parser.parse_args()
+    if args.drawn_from:
+        plot(json.loads(Path(args.drawn_from).read_text(encoding="utf-8"))["steps"], args.plot)
+        return
     bench = Bench(args)
     print(f"bandwidth {bench.rate / 1e12:.2f} TB/s, matrix rate {bench.matrix / 1e12:.0f} TFLOP/s, "
           f"weights {bench.facts['weight_bytes'] / 1e9:.2f} GB")  # fmt: skip
-    rows, batches, contexts = ([int(x) for x in text.split(",")] for text in (args.rows, args.batches, args.contexts))
-    points = [(b, r, c) for b in batches for r in rows for c in contexts if b == 1 or (c == min(contexts) and r <= 16)]
-    if args.points:
-        points = [tuple(map(int, point.split(":"))) for point in args.points.split(",")]  # type: ignore[misc]
+    given: list[Point] = [tuple(map(int, p.split(":"))) for p in args.points.split(",")] if args.points else []  # type: ignore[misc]
     print(f"{'runtime':>12} batch  rows context       ms   gpu ms  host ms floor ms   over")
-    for name in args.runtimes.split(","):
+    for i, name in enumerate(args.runtimes.split(",")):
         try:
-            bench.run(name, points)
+            bench.run(name, given or (where_the_bars_are() if i else growth()))
         except Exception:
             traceback.print_exc()
+        if args.json:  # after every runtime: what was measured stays, should the next one fail
+            made = {"bandwidth": bench.rate, "matrix_rate": bench.matrix, **bench.facts, "steps": bench.table,
+                    "profile": bench.profiled}  # fmt: skip
+            Path(args.json).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     for count, kernels in bench.profiled.items():
         print(f"one step of {count} rows by kernel:")
         for row in kernels[:14]:
             print(f"  {row['us']:9.1f} us {row['launches']:4} launches  {row['kernel']}")
     print("\n".join(bars(bench.table)))
-    if args.json:
-        made = {"bandwidth": bench.rate, "matrix_rate": bench.matrix, **bench.facts, "steps": bench.table,
-                "profile": bench.profiled}  # fmt: skip
-        Path(args.json).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     if args.plot:
         plot(bench.table, args.plot)
 

@@ -24,9 +24,21 @@ class Needs:
 
     logits: bool = False  # also for the rows of the prefill
     hidden: tuple[int, ...] = ()  # as in transformers' hidden_states: i is the input of 0-based layer i; -1 the last
+    # The likeliest tokens of each verified row on the host, if that costs the target nothing more; who needs them can
+    # take them from the logits. Asks for nothing of the prefill, so it makes no difference where needs are compared.
+    top: int = field(default=0, compare=False)
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(self.logits or other.logits, tuple(sorted({*self.hidden, *other.hidden})))
+        hidden = tuple(sorted({*self.hidden, *other.hidden}))
+        return Needs(self.logits or other.logits, hidden, max(self.top, other.top))
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """Per row, likeliest first; the id is -1 and the log-probability -inf where the row has no further token."""
+
+    ids: NDArray[np.int32]  # [rows, count]
+    logprobs: NDArray[np.float32]  # [rows, count], of the softmax over the whole vocabulary at temperature 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class Scores:
     logits: Tensor | None  # [rows, V], raw, in the model's dtype; None where nobody asked (prefill)
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
     likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
+    top: TopRows | None = None  # at least as many as were asked for, or None
 
 
 @dataclass(frozen=True, slots=True)

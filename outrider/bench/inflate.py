@@ -4,6 +4,7 @@ real cost without a large checkpoint.
 The hidden size is padded with zeros and norms are scaled for it; new heads, the rest of the MLP and new layers write
 nothing; the head size grows by placing rotary pair i at pair f * i and scaling queries by sqrt(f). Every weight that
 the function leaves free is noise of the scale of its neighbours, because zeros flatter a GPU. Same logits to rounding.
+An EAGLE-3 drafter of the small model is widened by the same rules, and drafts for the large one what it did before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
 from outrider.errors import InputError
 
 
@@ -89,6 +91,13 @@ def _checked(model: Any, shape: Shape) -> Shape:
     if config.rope_parameters.get("rope_type", "default") != "default":
         raise InputError("a model with scaled rotary frequencies cannot be inflated: they change with the head size")
     old = Shape.of(config)
+    _check_sizes(old, shape)
+    if shape.hidden % shape.heads:
+        raise InputError(f"hidden {shape.hidden} must be a multiple of heads {shape.heads}: transformers asks for it")
+    return old
+
+
+def _check_sizes(old: Shape, shape: Shape) -> None:
     for part in fields(Shape):
         if getattr(shape, part.name) < getattr(old, part.name):
             raise InputError(f"{part.name} {getattr(shape, part.name)} is below the model's {getattr(old, part.name)}")
@@ -96,62 +105,100 @@ def _checked(model: Any, shape: Shape) -> Shape:
         raise InputError(
             f"head_dim must be a multiple of {old.head_dim}, heads one of key_heads, with {old.group} or more to a key"
         )
-    if shape.hidden % shape.heads:
-        raise InputError(f"hidden {shape.hidden} must be a multiple of heads {shape.heads}: transformers asks for it")
-    return old
+
+
+class _Filling:
+    """Where the numbers of an old layer stand in a new one, and how they get there."""
+
+    def __init__(self, old: Shape, new: Shape, rng: torch.Generator) -> None:
+        self.old, self.new, self.rng, self.device = old, new, rng, rng.device
+        self.factor, half = new.head_dim // old.head_dim, old.head_dim // 2
+        dims = torch.arange(half, device=self.device) * self.factor
+        turned = torch.cat([dims, new.head_dim // 2 + dims])  # where the rotary pairs of an old head go
+        plain = torch.arange(old.head_dim, device=self.device)
+        heads = [(h // old.group) * new.group + h % old.group for h in range(old.heads)]
+        self.queries, self.values = _rows(heads, turned, new), _rows(heads, plain, new)
+        self.keys, self.key_values = (_rows(range(old.key_heads), part, new) for part in (turned, plain))
+        self.every = _rows(heads, torch.arange(new.head_dim, device=self.device), new)
+        self.hidden, self.mlp = (torch.arange(size, device=self.device) for size in (old.hidden, old.mlp))
+        self.scale = math.sqrt(old.hidden / new.hidden)
+
+    def put(self, to: Tensor, source: Tensor, rows: Tensor, columns: Tensor, times: float = 1.0) -> None:
+        value = (source.to(device=self.device, dtype=torch.float64) * times).to(to.dtype)
+        to[rows[:, None], columns[None, :]] = value
+
+    def noise(self, to: Tensor, source: Tensor) -> None:
+        to.normal_(0.0, float(source.float().std()), generator=self.rng)
+
+    def norm(self, to: Tensor, source: Tensor) -> None:
+        to.fill_(float(source.float().mean()) * self.scale)
+        to[: self.old.hidden] = (source.to(device=self.device, dtype=torch.float64) * self.scale).to(to.dtype)
+
+    def layer(self, ours: Any, theirs: Any, inputs: Tensor | None = None, silent: bool = False) -> None:
+        """Attention and MLP; `inputs` are the columns that the attention reads, `silent` writes nothing at all."""
+        inputs = self.hidden if inputs is None else inputs
+        pairs = [(getattr(ours.self_attn, n), getattr(theirs.self_attn, n)) for n in ("q_proj", "k_proj", "v_proj")]
+        for own, other in [*pairs, *((getattr(ours.mlp, n), getattr(theirs.mlp, n)) for n in ("gate_proj", "up_proj"))]:
+            self.noise(own.weight, other.weight)
+        ours.self_attn.o_proj.weight.zero_()
+        ours.mlp.down_proj.weight.zero_()
+        if silent:
+            return
+        q = ours.self_attn.q_proj.weight
+        q[self.every] = 0  # an old head must not see what its key has in the new dimensions
+        self.put(q, theirs.self_attn.q_proj.weight, self.queries, inputs, math.sqrt(self.factor))
+        self.put(ours.self_attn.k_proj.weight, theirs.self_attn.k_proj.weight, self.keys, inputs)
+        self.put(ours.self_attn.v_proj.weight, theirs.self_attn.v_proj.weight, self.key_values, inputs)
+        self.put(ours.self_attn.o_proj.weight, theirs.self_attn.o_proj.weight, self.hidden, self.values)
+        self.put(ours.mlp.gate_proj.weight, theirs.mlp.gate_proj.weight, self.mlp, self.hidden)
+        self.put(ours.mlp.up_proj.weight, theirs.mlp.up_proj.weight, self.mlp, self.hidden)
+        self.put(ours.mlp.down_proj.weight, theirs.mlp.down_proj.weight, self.hidden, self.mlp)
 
 
 def _fill(model: Any, big: Any, old: Shape, new: Shape, rng: torch.Generator) -> None:
-    device = big.device
-    factor, half = new.head_dim // old.head_dim, old.head_dim // 2
-    dims = torch.arange(half, device=device) * factor
-    turned = torch.cat([dims, new.head_dim // 2 + dims])  # where the rotary pairs of an old head go
-    plain = torch.arange(old.head_dim, device=device)
-    heads = [(h // old.group) * new.group + h % old.group for h in range(old.heads)]
-    queries, values = _rows(heads, turned, new), _rows(heads, plain, new)
-    keys, key_values = _rows(range(old.key_heads), turned, new), _rows(range(old.key_heads), plain, new)
-    every = _rows(heads, torch.arange(new.head_dim, device=device), new)
-    hidden, mlp = torch.arange(old.hidden, device=device), torch.arange(old.mlp, device=device)
-    scale = math.sqrt(old.hidden / new.hidden)
-
-    def put(to: Tensor, source: Tensor, rows: Tensor, columns: Tensor, times: float = 1.0) -> None:
-        value = (source.to(device=device, dtype=torch.float64) * times).to(to.dtype)
-        to[rows[:, None], columns[None, :]] = value
-
-    def noise(to: Tensor, source: Tensor) -> None:
-        to.normal_(0.0, float(source.float().std()), generator=rng)
-
-    def norm(to: Tensor, source: Tensor) -> None:
-        to.fill_(float(source.float().mean()) * scale)
-        to[: old.hidden] = (source.to(device=device, dtype=torch.float64) * scale).to(to.dtype)
-
+    fill = _Filling(old, new, rng)
     for i, layer in enumerate(big.model.layers):
         source = model.model.layers[min(i, old.layers - 1)]
-        ours, theirs = layer.self_attn, source.self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
-            noise(getattr(ours, name).weight, getattr(theirs, name).weight)
-        for name in ("gate_proj", "up_proj"):
-            noise(getattr(layer.mlp, name).weight, getattr(source.mlp, name).weight)
-        ours.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-        norm(layer.input_layernorm.weight, source.input_layernorm.weight)
-        norm(layer.post_attention_layernorm.weight, source.post_attention_layernorm.weight)
-        if i >= old.layers:
-            continue  # a new layer writes nothing
-        ours.q_proj.weight[every] = 0  # an old head must not see what its key has in the new dimensions
-        put(ours.q_proj.weight, theirs.q_proj.weight, queries, hidden, math.sqrt(factor))
-        put(ours.k_proj.weight, theirs.k_proj.weight, keys, hidden)
-        put(ours.v_proj.weight, theirs.v_proj.weight, key_values, hidden)
-        put(ours.o_proj.weight, theirs.o_proj.weight, hidden, values)
-        put(layer.mlp.gate_proj.weight, source.mlp.gate_proj.weight, mlp, hidden)
-        put(layer.mlp.up_proj.weight, source.mlp.up_proj.weight, mlp, hidden)
-        put(layer.mlp.down_proj.weight, source.mlp.down_proj.weight, hidden, mlp)
-    norm(big.model.norm.weight, model.model.norm.weight)
-    words = torch.arange(model.config.vocab_size, device=device)
+        fill.layer(layer, source, silent=i >= old.layers)
+        fill.norm(layer.input_layernorm.weight, source.input_layernorm.weight)
+        fill.norm(layer.post_attention_layernorm.weight, source.post_attention_layernorm.weight)
+    fill.norm(big.model.norm.weight, model.model.norm.weight)
+    words = torch.arange(model.config.vocab_size, device=fill.device)
     big.model.embed_tokens.weight.zero_()
-    put(big.model.embed_tokens.weight, model.get_input_embeddings().weight, words, hidden)
-    noise(big.lm_head.weight, model.get_output_embeddings().weight)
-    put(big.lm_head.weight, model.get_output_embeddings().weight, words, hidden)
+    fill.put(big.model.embed_tokens.weight, model.get_input_embeddings().weight, words, fill.hidden)
+    fill.noise(big.lm_head.weight, model.get_output_embeddings().weight)
+    fill.put(big.lm_head.weight, model.get_output_embeddings().weight, words, fill.hidden)
+
+
+@torch.no_grad()
+def inflate_drafter(net: Eagle3Layer, shape: Shape = SHAPES["8b"], *, seed: int = 0) -> Eagle3Layer:
+    """The drafter of the small model as one of the large: it reads the large one's features and embeddings, whose new
+    dimensions are zero, and says what it said before. Its vocabulary stays; new weights write nothing."""
+    was = net.shape
+    old = Shape(was.hidden, 1, was.heads, was.kv_heads, was.head_dim, was.intermediate)
+    new = replace(shape, layers=1, mlp=max(shape.mlp, was.intermediate))
+    _check_sizes(old, new)
+    wide = Eagle3Shape(
+        new.hidden, new.heads, new.key_heads, new.head_dim, new.mlp, was.layers, was.vocab, was.theta,
+        was.eps * old.hidden / new.hidden, was.rank,
+    )  # fmt: skip
+    device, dtype = net.fc.weight.device, net.fc.weight.dtype
+    with torch.device(device):
+        big = Eagle3Layer(wide, net.ids).to(dtype)
+    fill = _Filling(old, new, torch.Generator(device=device).manual_seed(seed))
+    features = torch.cat([layer * new.hidden + fill.hidden for layer in range(len(was.layers))])
+    fill.noise(big.fc.weight, net.fc.weight)
+    big.fc.weight[:, features] = 0  # what is zero must stay zero
+    fill.put(big.fc.weight, net.fc.weight, fill.hidden, features)
+    fill.layer(big.midlayer, net.midlayer, torch.cat([fill.hidden, new.hidden + fill.hidden]))
+    for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
+        fill.norm(big.get_parameter(f"{name}.weight"), net.get_parameter(f"{name}.weight"))
+    ours, theirs = (own.lm_head[0] if was.rank else own.lm_head for own in (big, net))
+    fill.noise(ours.weight, theirs.weight)
+    fill.put(ours.weight, theirs.weight, torch.arange(len(theirs.weight), device=device), fill.hidden)
+    if was.rank:
+        big.lm_head[1].weight.copy_(net.lm_head[1].weight)
+    return big.eval().requires_grad_(False)
 
 
 def _rows(heads: Sequence[int] | range, dims: Tensor, shape: Shape) -> Tensor:

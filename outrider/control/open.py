@@ -8,7 +8,7 @@ step runs plainly anyway, so that the cost of plain decoding is never stale.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -20,9 +20,7 @@ class _Pace:
     """Plain and speculative steps of one batch size."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=9))  # seconds of a step
-    tokens: float = 0.0  # of recent speculative steps, and their seconds
-    seconds: float = 0.0
-    tried: int = 0  # speculative steps since the last rest
+    tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
     resting: int = 0  # plain steps still to come
     patience: int = 0  # length of the next rest; 0: the first
 
@@ -36,7 +34,6 @@ class Open:
     rest: int = 16  # length of the first rest; each that follows a failed trial is twice as long
     longest: int = 512
     margin: float = 0.97  # of plain decoding's speed: below it speculation rests
-    keep: float = 0.96
     name: str = "open"
     _paces: dict[int, _Pace] = field(default_factory=dict)  # by batch size
     _since_plain: int = 0
@@ -61,22 +58,27 @@ class Open:
             self._since_plain = 0
             return
         self._since_plain += 1
-        pace.tried += 1
-        usual = pace.seconds / pace.tokens if pace.tokens else timing.total
-        pace.tokens = pace.tokens * self.keep + sum(len(record.emitted) for record in records)
-        pace.seconds = pace.seconds * self.keep + min(timing.total, 8 * usual * len(slots))
-        if pace.tried >= self.trial:
+        pace.tried.append((sum(len(record.emitted) for record in records), timing.total))
+        if len(pace.tried) >= self.trial:
             self._judge(pace, len(slots))
 
     def _judge(self, pace: _Pace, batch: int) -> None:
         """Changes state: rest where the last steps were slower than plain ones."""
         if not pace.plain:
             self._since_plain = self.plain_every  # a plain step comes next, to compare with
-        elif pace.tokens / pace.seconds < self.margin * batch / median(pace.plain):
+        elif _speed(pace.tried) < self.margin * batch / median(pace.plain):
             pace.patience = min(2 * pace.patience or self.rest, self.longest)
-            pace.resting, pace.tried, pace.tokens, pace.seconds = pace.patience, 0, 0.0, 0.0
-        elif pace.tried >= 4 * self.trial:
+            pace.resting = pace.patience
+            pace.tried.clear()
+        elif len(pace.tried) == pace.tried.maxlen:
             pace.patience = 0
 
     def _pace(self, batch: int) -> _Pace:
         return self._paces.setdefault(batch, _Pace())
+
+
+def _speed(steps: Iterable[tuple[int, float]]) -> float:
+    """Tokens per second; what was compiled or recorded in one of these steps is not its usual cost."""
+    tokens, seconds = zip(*steps, strict=True)
+    most = 2 * median(seconds)
+    return sum(tokens) / sum(min(own, most) for own in seconds)

@@ -45,7 +45,7 @@ class Eagle2Layer(SharedHead):
     def layer(self) -> Layer:
         return cast(Layer, self.layers[0])
 
-    def project(self, embedded: Tensor, state: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, embedded: Tensor, state: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         return self.layer.self_attn(state, positions)
 
     def finish(self, state: Tensor, attended: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord
 from outrider.tree import QRow, TokenTree
 
 AT_ONCE = 64  # rows of text that wait for the next draft; more are run by themselves
+HELD = 256  # rows of the target's features that are kept for them: those of whole trees, as they are
 
 
 class FeatureLayer(Protocol):
@@ -37,19 +38,59 @@ class FeatureLayer(Protocol):
 
     def fuse(self, features: Tensor) -> Tensor: ...
     def enter(self, embedded: Tensor, state: Tensor) -> Tensor: ...
-    def project(self, embedded: Tensor, state: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def project(self, embedded: Tensor, state: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]: ...
     def finish(self, state: Tensor, attended: Tensor) -> Tensor: ...
     def logits(self, state: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of text where the target has been: its hidden states at all rows that it ran with them, untouched."""
+
+    hidden: tuple[Tensor, ...]  # one a layer, [n, d]
+    rows: Sequence[int]  # those that are text
+
+    def features(self) -> Tensor:
+        """[rows, 3d]"""
+        joined = torch.cat(self.hidden, -1)
+        first, count = self.rows[0], len(self.rows)
+        if list(self.rows) == list(range(first, first + count)):
+            return joined[first : first + count]
+        return joined[torch.tensor(self.rows, device=joined.device)]
+
+    def without_last(self) -> tuple[Piece | None, Piece]:
+        """What stands before the last row, and the last row."""
+        before = Piece(self.hidden, self.rows[:-1]) if len(self.rows) > 1 else None
+        return before, Piece(self.hidden, self.rows[-1:])
+
+
 @dataclass(slots=True)
-class _Seat:
+class Seat:
     """One sequence. Row t of the cache reads the target's features at t and the token at t + 1."""
 
     context: Context
     length: int = 0  # rows of text in the cache
-    waiting: list[Tensor] = field(default_factory=list)  # features of the rows that come next, [rows, 3d] each
+    waiting: list[Piece] = field(default_factory=list)  # features of the rows that come next
+    ran: int = 0  # of these pieces, those whose rows the cache holds already: running them again changes nothing
     states: Tensor | None = None  # [nodes, d] of the tree in flight; node 0 is the last row of the text
+
+    @property
+    def rows(self) -> int:
+        """That wait."""
+        return sum(len(piece.rows) for piece in self.waiting)
+
+    def settle(self) -> None:
+        """Changes state: what the cache holds need not wait."""
+        self.length += sum(len(piece.rows) for piece in self.waiting[: self.ran])
+        self.waiting, self.ran = self.waiting[self.ran :], 0
+
+    def following(self) -> NDArray[np.int64]:
+        """The token after each row that waits."""
+        return self.context.tokens[self.length + 1 : self.length + self.rows + 1]
+
+    def features(self) -> Tensor:
+        """[rows, 3d]"""
+        return torch.cat([piece.features() for piece in self.waiting])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +115,37 @@ class Eagle3Source:
 
     def __init__(
         self, net: FeatureLayer, embed: Callable[[Tensor], Tensor], *, width: int = 64,
-        active: Callable[[], AbstractContextManager[None]] = nullcontext,
+        active: Callable[[], AbstractContextManager[None]] = nullcontext, cache: FeatureCache | None = None,
     ) -> None:  # fmt: skip
-        """`embed` is the target's; `active` surrounds every forward; a law keeps its `width` likeliest tokens."""
-        self.net, self.embed, self.width, self.active = net, embed, min(width, net.shape.vocab), active
+        """`embed` is the target's; `active` surrounds every forward; a law keeps its `width` likeliest tokens.
+
+        Sources of one target may share a `cache`: a slot belongs to one of them at a time. A network narrower than the
+        target reads the first dimensions of features and embeddings.
+        """
+        self.net, self._embed, self.width, self.active = net, embed, min(width, net.shape.vocab), active
         self.needs = Needs(hidden=net.shape.layers)
         weight = net.fc.weight
         self.device, self.dtype = weight.device, weight.dtype
-        self._cache = FeatureCache(net.shape.kv_heads, net.shape.head_dim, weight.dtype, weight.device)
-        self._seats: dict[int, _Seat] = {}
+        self.cache = cache or FeatureCache(net.shape.kv_heads, net.shape.head_dim, weight.dtype, weight.device)
+        self._seats: dict[int, Seat] = {}
+
+    def seat(self, slot: int) -> Seat:
+        return self._seats[slot]
+
+    def knows(self, slot: int) -> bool:
+        """Whether the target has been anywhere in this text yet."""
+        return bool(self._seats[slot].waiting)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._embed(tokens)[..., : self.net.shape.hidden].to(self.dtype)
 
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
-        self._seats[slot] = seat = _Seat(context)
-        self._cache.reserve(slot + 1, 0)
+        self._seats[slot] = seat = Seat(context)
+        self.cache.reserve(slot + 1, 0)
         for chunk in chunks:
             if chunk.slot == slot:
-                seat.waiting.append(self._features(chunk.scores))
-                self._absorb(slot, seat)
+                seat.waiting.append(self._piece(chunk.scores, range(len(chunk.tokens))))
+                self.absorb(slot)
 
     def end(self, slot: int) -> None:
         self._seats.pop(slot, None)
@@ -99,13 +154,10 @@ class Eagle3Source:
     def start(self, slots: Sequence[int]) -> list[QRow]:
         """The law after each pending token, from the target's features before it; nothing where there are none yet."""
         fresh = [slot for slot in slots if self._seats[slot].waiting]
-        for slot in fresh:
-            if sum(map(len, self._seats[slot].waiting)) > AT_ONCE:
-                self._absorb(slot, self._seats[slot])
         blocks = [self._text(slot, self._seats[slot]) for slot in fresh]
         for slot, block, states in zip(fresh, blocks, self._forward(blocks), strict=True):
             seat = self._seats[slot]
-            seat.length, seat.waiting, seat.states = block.reach, [], states[-1:]
+            seat.length, seat.waiting, seat.ran, seat.states = block.reach, [], 0, states[-1:]
         roots = {slot: own[:1] for slot in slots if (own := self._seats[slot].states) is not None}
         laws = dict(zip(roots, self._laws(list(roots), list(roots.values())), strict=True))
         for slot in roots:
@@ -135,31 +187,35 @@ class Eagle3Source:
         seat = self._seats[slot]
         rows = [0, *record.verdict.path][: len(record.emitted)]
         if rows:
-            seat.waiting.append(self._features(record.scores)[rows])
+            seat.settle()
+            seat.waiting.append(self._piece(record.scores, rows))
             seat.states = None
+            if seat.rows > AT_ONCE or sum(len(piece.hidden[0]) for piece in seat.waiting) > HELD:
+                self.absorb(slot)
+
+    def _piece(self, scores: Scores, rows: Sequence[int]) -> Piece:
+        width = self.net.shape.hidden
+        every = (scores.hidden[layer][:, :width] for layer in self.net.shape.layers)
+        return Piece(tuple(states.to(self.device, self.dtype) for states in every), rows)
 
     @torch.inference_mode()
-    def _features(self, scores: Scores) -> Tensor:
-        return torch.cat([scores.hidden[layer] for layer in self.net.shape.layers], -1).to(self.device, self.dtype)
-
-    @torch.inference_mode()
-    def _absorb(self, slot: int, seat: _Seat) -> None:
+    def absorb(self, slot: int) -> None:
         """Changes state: run all that waits but the last row, whose law the next draft wants."""
-        features = torch.cat(seat.waiting)
-        seat.waiting = [features[:-1]]
-        if len(features) > 1:
+        seat = self._seats[slot]
+        before, last = seat.waiting[-1].without_last()
+        seat.waiting = [*seat.waiting[:-1], *([before] if before else [])]
+        if seat.waiting:
             block = self._text(slot, seat)
             self._forward([block])
             seat.length = block.reach
-        seat.waiting = [features[-1:]]
+        seat.waiting = [Piece(tuple(states[last.rows[0] :][:1].clone() for states in last.hidden), (0,))]
+        seat.ran = 0
 
-    def _text(self, slot: int, seat: _Seat) -> _Block:
+    def _text(self, slot: int, seat: Seat) -> _Block:
         """What waits of the text, as rows behind what the cache holds of it."""
-        features, first = torch.cat(seat.waiting), seat.length
-        count = len(features)
-        tokens = seat.context.tokens[first + 1 : first + count + 1].tolist()
-        positions = np.arange(first, first + count)
-        return _Block(slot, first, first, positions, np.tri(count, dtype=bool), tokens, self.net.fuse(features))
+        first, count = seat.length, seat.rows
+        positions, sees = np.arange(first, first + count), np.tri(count, dtype=bool)
+        return _Block(slot, first, first, positions, sees, seat.following().tolist(), self.net.fuse(seat.features()))
 
     def _forward(self, blocks: Sequence[_Block]) -> list[Tensor]:
         """The states after these rows, [rows, d] each, all slots in one pass; writes their keys and values."""
@@ -178,13 +234,13 @@ class Eagle3Source:
         state = blocks[0].states[None] if batch == 1 else torch.stack([_padded(b.states, rows) for b in blocks])
         mask = None if sees.all() else torch.from_numpy(sees).to(self.device)
         slots = [block.slot for block in blocks]
-        self._cache.reserve(0, reach)
+        self.cache.reserve(0, reach)
         with self.active():
-            embedded = self.embed(tokens).to(self.dtype)
+            embedded = self.embed(tokens)
             state = self.net.enter(embedded, state)
             q, k, v = self.net.project(embedded, state, positions)
-            self._cache.write(slots, [block.start for block in blocks], counts, k, v)
-            state = self.net.finish(state, _attend(q, *self._cache.read(slots, reach), mask))
+            self.cache.write(slots, [block.start for block in blocks], counts, k, v)
+            state = self.net.finish(state, _attend(q, *self.cache.read(slots, reach), mask))
         return [own[:count] for own, count in zip(state, counts, strict=True)]
 
     def _laws(self, slots: Sequence[int], states: Sequence[Tensor]) -> list[list[QRow]]:
@@ -206,7 +262,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     group = heads // k.shape[1]
     folded = q.reshape(batch, k.shape[1], group * rows, dim)
     wide = mask.repeat(1, 1, group, 1) if mask is not None else None
-    return scaled_dot_product_attention(folded, k, v, attn_mask=wide).reshape(batch, heads, rows, dim)
+    # on CUDA the libraries may plan anew for every length of text, which takes longer than the products
+    attend = _softmax_attention if folded.is_cuda else scaled_dot_product_attention
+    return attend(folded, k, v, attn_mask=wide).reshape(batch, heads, rows, dim)
+
+
+def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Tensor:
+    scores = (q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
+    scores = scores if attn_mask is None else scores.masked_fill(~attn_mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v
 
 
 def _padded(states: Tensor, rows: int) -> Tensor:

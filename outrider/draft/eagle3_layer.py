@@ -66,15 +66,25 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv, bias=False)
         self.o_proj = nn.Linear(q, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, R, width] and [B, R] -> queries [B, Hq, R, D], keys and values [B, Hk, R, D]; rotated by position."""
-        parts = (proj(x).unflatten(-1, (-1, self.shape.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k, v = (part.transpose(1, 2) for part in parts)
-        half = self.shape.head_dim // 2
-        steps = torch.arange(half, device=x.device, dtype=torch.float32) / half
-        angles = positions[:, None, :, None] * self.shape.theta**-steps  # [B, 1, R, D / 2]
+    def forward(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, R, width] and [B, R] -> queries [B, Hq, R, D], keys and values [B, Hk, R, D]; rotated by position.
+
+        Without positions they are left unrotated, for a caller whose kernels do it.
+        """
+        parts = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (part.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2) for part in parts)
+        if positions is None:
+            return q, k, v
+        angles = turns(positions, self.shape)[:, None]  # [B, 1, R, D / 2]
         cos, sin = angles.cos(), angles.sin()
         return _rotated(q, cos, sin), _rotated(k, cos, sin), v
+
+
+def turns(positions: Tensor, shape: Eagle3Shape) -> Tensor:
+    """[..., D / 2]: by how much each pair of a head is rotated at each position."""
+    half = shape.head_dim // 2
+    steps = torch.arange(half, device=positions.device, dtype=torch.float32) / half
+    return positions[..., None] * shape.theta**-steps
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -144,7 +154,7 @@ class Eagle3Layer(nn.Module):
         """What flows past attention: here the state itself."""
         return state
 
-    def project(self, embedded: Tensor, state: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, embedded: Tensor, state: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of rows: the next token's embedding beside the state, both normed."""
         layer = self.midlayer
         return layer.self_attn(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1), positions)

@@ -16,6 +16,11 @@ class FeatureCache:
         self._keys = torch.zeros(0, heads, 0, dim, dtype=dtype, device=device)  # [slots, heads, rows, dim]
         self._values = torch.zeros_like(self._keys)
 
+    @property
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots, [slots, heads, rows, dim]; others once room was made."""
+        return self._keys, self._values
+
     def reserve(self, slots: int, rows: int) -> None:
         """Changes state: make room for so many slots and rows, by doubling."""
         have_slots, _, have_rows, _ = self._keys.shape

@@ -229,7 +229,7 @@ class _Asked:
 
     cheap: Sequence[float]  # candidates that the others expect to be accepted
     depths: Sequence[int]  # how deep it was asked
-    trees: Sequence[TokenTree]
+    trees: list[TokenTree]
 
 
 @dataclass(slots=True)

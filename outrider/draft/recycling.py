@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.draft.odds import Odds, chance_of, count_offer, new_odds, reset, restore_odds, stored_odds
 from outrider.draft.positions import Path, Positions, positions
-from outrider.draft.top_rows import top_rows
+from outrider.draft.top_rows import top_of
 from outrider.errors import InputError
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, fixed, root
@@ -78,7 +78,7 @@ class Recycling:
 
     @property
     def needs(self) -> Needs:
-        return Needs(logits=self.learn_prompt)
+        return Needs(logits=self.learn_prompt, top=self.successors)
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +90,7 @@ class Recycling:
         matrix = self._matrix if self.scope == "shared" else self._copy()
         self._seats[slot] = _Seat(context, matrix)
         for chunk in chunks:
-            if matrix is not None and chunk.scores.logits is not None and self.learn_prompt:
-                top = top_rows(chunk.scores.logits, self.successors)
+            if matrix is not None and self.learn_prompt and (top := top_of(chunk.scores, self.successors)) is not None:
                 tokens = np.asarray(chunk.tokens, dtype=np.int64)
                 _write(matrix, tokens, np.arange(len(tokens)), top.ids, top.logprobs)
 
@@ -105,9 +104,8 @@ class Recycling:
 
     def observe(self, slot: int, record: StepRecord) -> None:
         matrix = self._seats[slot].matrix
-        if matrix is None or record.scores.logits is None:
+        if matrix is None or (top := top_of(record.scores, self.successors)) is None:
             return
-        top = top_rows(record.scores.logits, self.successors)
         path = np.array((0, *record.verdict.path), dtype=np.int64)
         _learn(matrix, self._odds, record.tree.tokens, path, record.verdict.next_token, top.ids, top.logprobs)
 

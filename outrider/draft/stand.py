@@ -30,7 +30,7 @@ from outrider.draft.ngram_table import (
 )
 from outrider.draft.odds import Odds, chance_of, new_odds, reset, restore_odds, stored_odds
 from outrider.draft.positions import Positions, parse, positions
-from outrider.draft.top_rows import top_rows
+from outrider.draft.top_rows import top_of
 from outrider.noise import StreamNoise, key
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import Draw, QRow, TokenTree, fixed
@@ -77,7 +77,7 @@ class Stand:
 
     @property
     def needs(self) -> Needs:
-        return Needs(logits=self.learn_prompt)
+        return Needs(logits=self.learn_prompt, top=self.candidates)
 
     @property
     def nbytes(self) -> int:
@@ -89,9 +89,9 @@ class Stand:
         owner = new_owner(self.scope, context.prompt)
         seat = self._seats[slot] = _Seat(context, laws.Reader(owner, self.longest, self.shortest, heat), greedy)
         for chunk in chunks:
-            if self.learn_prompt and chunk.scores.logits is not None:
+            if self.learn_prompt and (top := top_of(chunk.scores, self.candidates)) is not None:
                 windows = windows_of_text(context.tokens, chunk.start, chunk.start + len(chunk.tokens))
-                self._learn(seat, windows, chunk.scores.logits)
+                self._learn(seat, windows, top.ids, top.logprobs)
 
     def end(self, slot: int) -> None:
         self._seats.pop(slot, None)
@@ -101,7 +101,7 @@ class Stand:
 
     def observe(self, slot: int, record: StepRecord) -> None:
         seat, tree, emitted = self._seats[slot], record.tree, len(record.emitted)
-        if record.scores.logits is None or not emitted:
+        if not emitted or (top := top_of(record.scores, self.candidates)) is None:
             return
         tokens = seat.context.tokens
         pending = len(tokens) - 1 - emitted  # its place in the text
@@ -111,7 +111,7 @@ class Stand:
         laws.count_offers(self._table, self._odds, seat.reader, windows[path], tokens[pending + 1 :])
         if self.learn_rejected:
             path = np.concatenate([np.setdiff1d(np.arange(len(tree)), path), path])
-        self._learn(seat, windows[path], record.scores.logits[path])
+        self._learn(seat, windows[path], top.ids[path], top.logprobs[path])
 
     def memory(self) -> dict[str, NDArray[Any]]:
         return {**stored(self._table), **stored_odds(self._odds)}
@@ -131,10 +131,11 @@ class Stand:
         _, size = laws.read(self._table, self._seats[slot].reader, window, ids, probs)
         return QRow(ids[:size], probs[:size])
 
-    def _learn(self, seat: _Seat, windows: NDArray[np.int64], logits: Any) -> None:
-        top = top_rows(logits, self.candidates)
-        probs = np.exp(top.logprobs.astype(np.float64))
-        laws.learn(self._table, seat.reader.owner, windows, top.ids, probs, self.longest, self.shortest)
+    def _learn(
+        self, seat: _Seat, windows: NDArray[np.int64], ids: NDArray[np.int32], logprobs: NDArray[np.float32]
+    ) -> None:  # fmt: skip
+        probs = np.exp(logprobs.astype(np.float64))
+        laws.learn(self._table, seat.reader.owner, windows, ids, probs, self.longest, self.shortest)
 
     def _grow(self, seat: _Seat, budget: Budget, noise: Noise) -> TokenTree:
         tokens, s = seat.context.tokens, self.shape

@@ -1,13 +1,11 @@
 """Top rows: the likeliest tokens of every row of scores, as small arrays on the host, in one place.
 
 Everything vocabulary-wide that a table drafter does happens here: one scan for the largest and one for the normalising
-sum, on the device where the scores lie; only the few that are kept cross to the host, in one transfer. Ties go to the
-lower id.
+sum, on the device where the scores lie; only the few that are kept cross to the host, in one transfer, or come with the
+scores where the target brought them. Ties go to the lower id.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,17 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.compiled import compiled
+from outrider.protocols import Scores, TopRows
 
 _BLOCK = 32  # scores compared together before any of them is looked at alone
 _LOW_WORD = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TopRows:
-    """Per row, likeliest first; the id is -1 and the log-probability -inf where the row has no further token."""
-
-    ids: NDArray[np.int32]  # [rows, count]
-    logprobs: NDArray[np.float32]  # [rows, count], of the softmax over the whole vocabulary at temperature 1
+def top_of(scores: Scores, count: int) -> TopRows | None:
+    """The `count` likeliest tokens of each row: as the target brought them, else from its logits; None without both."""
+    if scores.top is not None and scores.top.ids.shape[1] >= count:
+        top = scores.top
+        return TopRows(np.ascontiguousarray(top.ids[:, :count]), np.ascontiguousarray(top.logprobs[:, :count]))
+    return None if scores.logits is None else top_rows(scores.logits, count)
 
 
 def top_rows(logits: Tensor, count: int) -> TopRows:

@@ -33,7 +33,7 @@ class Depths:
 @dataclass(slots=True)
 class Worth:
     deepest: int
-    trials: int = 4  # of the whole depth, before anything is believed
+    trials: int = 2  # of the whole depth, before anything is believed
     keep: float = 0.95
     margin: float = 0.01  # of speed that being asked must bring
     most_patience: int = 256

@@ -6,10 +6,14 @@ refused with the commands that train one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.errors import InputError
@@ -26,11 +30,16 @@ from outrider.recipes.common import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
+    from outrider.draft.eagle3 import Eagle3Source
     from outrider.draft.eagle3_layer import Eagle3Layer
+    from outrider.draft.eagle3_recorded import Recording
+    from outrider.draft.feature_cache import FeatureCache
     from outrider.models import LoadedModel
 
+log = logging.getLogger("outrider")
 A_DRAFTER = "a trained drafter (outrider train run)"
 
 
@@ -113,6 +122,8 @@ def drafter_of(parts: Parts, kind: str, named: str) -> Any:
     """The network, loaded once for all methods of one target; refused with the remedy where there is none."""
     from outrider.models.drafts import shipped_draft
 
+    if (kind, named) in parts.drafts:
+        return parts.drafts[kind, named]
     folder = Path(named) if named else shipped_draft(parts.loaded, kind)
     if folder is None:
         raise InputError(
@@ -120,10 +131,7 @@ def drafter_of(parts: Parts, kind: str, named: str) -> Any:
             f"--model MODEL --out DATA, then outrider train run --kind {kind} --model MODEL --data DATA --out DRAFTER, "
             "and name it with: --option drafter=DRAFTER"
         )
-    key = (kind, str(folder))
-    if key not in parts.drafts:
-        parts.drafts[key] = load_trained(kind, folder, parts.loaded)
-    return parts.drafts[key]
+    return parts.drafts.setdefault((kind, named), load_trained(kind, folder, parts.loaded))
 
 
 def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
@@ -139,12 +147,113 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
     depth = min(options.budget if options.grower == "chain" else options.depth, deepest)
     budget = controller(options.controller, min(options.budget, depth) if options.grower == "chain" else options.budget,
                         depth)  # fmt: skip
-    linears = PackedLinears(nn.ModuleList([net, *getattr(net, "shared", ())]))
-    source = _classes(kind)[2](
-        net, parts.loaded.model.get_input_embeddings(), width=options.width, active=linears.active
-    )
-    drafter = Grown(source, _grower(parts, options, depth), sampled=options.verifier != "invariant")
+    linears = PackedLinears(nn.ModuleList([net, *getattr(net, "shared", ())]), eight_bits=True)
+    made = partial(_classes(kind)[2], net, parts.loaded.model.get_input_embeddings(), width=options.width,
+                   active=linears.active)  # fmt: skip
+    grower, sampled = _grower(parts, options, depth), options.verifier != "invariant"
+    branch = min(_branch(options), options.width)
+    if (cache := _recorded_cache(parts, kind, net, options, depth)) is not None:
+        from outrider.draft.eagle3_recorded import Recorded
+
+        make = recording_maker(beam=options.beam, branch=branch, device=parts.target.device, kept=parts.drafts)
+        drafter: Grown = Recorded(
+            made(cache=cache), grower, sampled, make=make, depth=depth, always=options.grower == "topk"
+        )
+    else:
+        drafter = Grown(made(), grower, sampled)
     return Recipe(kind, drafter, verifier(options.verifier), budget)
+
+
+def _branch(options: TrainedOptions) -> int:
+    return max(options.beam, 10)
+
+
+def _recorded_cache(parts: Parts, kind: str, net: Any, options: TrainedOptions, depth: int) -> FeatureCache | None:
+    """Room for all that a target's slots can hold, shared by the methods that draft with this network.
+
+    None where drafts are not recorded: off CUDA, for growers other than top-k, for heads without a layer.
+    """
+    import torch
+
+    from outrider.draft.eagle3 import Eagle3Source
+    from outrider.draft.eagle3_recorded import MOST, TEXT, fits
+    from outrider.draft.feature_cache import FeatureCache
+
+    suits = issubclass(_classes(kind)[2], Eagle3Source) and options.grower in ("auto", "topk")
+    if not suits or parts.target.device.type != "cuda" or find_spec("triton") is None:
+        return None
+    if not fits(options.beam, min(_branch(options), options.width), depth):
+        return None
+    key = ("cache", kind, options.drafter)
+    if key not in parts.drafts:
+        cache = FeatureCache(net.shape.kv_heads, net.shape.head_dim, net.fc.weight.dtype, net.fc.weight.device)
+        slots = getattr(parts.target, "slots", parts.target.free_slots)
+        try:
+            cache.reserve(slots, parts.target.max_context + TEXT + MOST + 1)
+        except torch.OutOfMemoryError:
+            log.warning("drafts of %s are not recorded but made step by step: too little GPU memory", kind)
+            return None
+        parts.drafts[key] = cache
+    return parts.drafts[key]
+
+
+def recording_maker(
+    *, beam: int, branch: int, device: torch.device, kept: dict[Any, Any] | None = None
+) -> Callable[[Eagle3Source], Recording]:
+    """Makes a source's recording, on the kernels of the runtime that records whole steps; off CUDA it only runs.
+
+    One of each kind is `kept`: methods are made often, recording takes a while.
+    """
+    from outrider.draft.eagle3_recorded import Recording
+
+    kept = {} if kept is None else kept
+
+    def make(source: Eagle3Source) -> Recording:
+        key = ("recorded", source.name, beam, branch)
+        have = kept.get(key)
+        if have is None or have.net is not source.net or have.cache is not source.cache:
+            kept[key] = Recording(
+                source.net, source.embed, source.cache, beam=beam, branch=branch, **_recording_on(device, source)
+            )
+        return kept[key]
+
+    return make
+
+
+def _recording_on(device: torch.device, source: Eagle3Source) -> dict[str, Any]:
+    """Kernels, what surrounds a forward, and what records it."""
+    import torch
+
+    from outrider.target import graphed_reference as reference
+
+    if device.type != "cuda":
+        return {"ops": reference, "active": source.active, "record": None}
+    from outrider.target.graphed import kernels
+    from outrider.target.graphed_step import recorded
+
+    ops = SimpleNamespace(**vars(kernels()), Layout=reference.Layout)
+    pool = torch.cuda.graph_pool_handle()
+    return {"ops": ops, "active": fused(source, ops), "record": partial(recorded, device=device, pool=pool)}
+
+
+def fused(source: Eagle3Source, ops: Any) -> Callable[[], AbstractContextManager[None]]:
+    """What surrounds a forward of the layer so that norms, projections and gates share launches."""
+    import torch
+
+    from outrider.target.graphed_fusion import Fusion
+
+    net: Any = source.net
+    shape = net.shape
+    zeros = partial(torch.zeros, device=source.device, dtype=source.dtype)
+
+    @torch.inference_mode()
+    def probe() -> None:
+        row = zeros((1, 2, shape.hidden))
+        state = net.enter(row, net.fuse(zeros((1, 2, len(shape.layers) * shape.hidden))))
+        query, _, _ = net.project(row, state, None)
+        net.logits(net.finish(state, query))
+
+    return Fusion(torch.nn.ModuleList([net, *getattr(net, "shared", ())]), ops, probe).active
 
 
 def _grower(parts: Parts, options: TrainedOptions, depth: int) -> Grower:
@@ -164,7 +273,7 @@ def _grower(parts: Parts, options: TrainedOptions, depth: int) -> Grower:
     from outrider.grow.either import Either
     from outrider.grow.topk import TopK
 
-    ranked = TopK(beam=options.beam, branch=max(options.beam, 10), depth=depth)
+    ranked = TopK(beam=options.beam, branch=_branch(options), depth=depth)
     return ranked if options.grower == "topk" else Either(ranked, Threshold(depth))
 
 

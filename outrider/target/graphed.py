@@ -41,12 +41,13 @@ def kernels() -> Any:
     """The Triton kernels, made when they are first asked for."""
     if find_spec("triton") is None:
         raise InputError("the runtime graphs needs triton; pip install triton, or use the runtime eager")
-    from outrider.target import graphed_kernels, graphed_projection, tree_attention
+    from outrider.target import graphed_kernels, graphed_projection, graphed_top, tree_attention
 
     return SimpleNamespace(
         tree_attention=tree_attention.tree_attention, streams=graphed_projection.streams,
         project=graphed_projection.project, rms_norm=graphed_kernels.rms_norm, gate=graphed_kernels.gate,
-        store_rows=graphed_kernels.store_rows, move_rows=graphed_kernels.move_rows,
+        store_rows=graphed_kernels.store_rows, move_rows=graphed_kernels.move_rows, top=graphed_top.top,
+        add_norm=graphed_kernels.add_norm, likeliest=graphed_kernels.likeliest,
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ class GraphedTarget(TransformersTarget):
         ops: Any = None,  # kernels, or their reference; None: what the device can run
         **limits: Any,
     ) -> None:
-        self._steps: dict[tuple[int, int, tuple[int, ...]], Step | None] = {}
+        self._steps: dict[tuple[int, int, tuple[int, ...], int], Step | None] = {}
         self._waiting: dict[int, list[tuple[int, int]]] = {}  # slot -> rows of the cache to move, from and to
         self._windows: set[int] = set()
         self._ready = False
@@ -191,21 +192,21 @@ class GraphedTarget(TransformersTarget):
             return None
         if self._windows and deepest >= min(self._windows):  # the kernel's window looks at the prefix only
             return None
-        return self._bucket_of(len(blocks), rows, needs.hidden)
+        return self._bucket_of(len(blocks), rows, needs.hidden, needs.top)
 
-    def _bucket_of(self, batch: int, rows: int, hidden: tuple[int, ...] = ()) -> Step | None:
+    def _bucket_of(self, batch: int, rows: int, hidden: tuple[int, ...] = (), top: int = 0) -> Step | None:
         size = next(size for size in BATCHES if size >= batch)
-        return self._step(size, next(size for size in ROWS if size >= rows), hidden)
+        return self._step(size, next(size for size in ROWS if size >= rows), hidden, top)
 
-    def _step(self, batch: int, rows: int, hidden: tuple[int, ...]) -> Step | None:
-        key = (batch, rows, hidden)
+    def _step(self, batch: int, rows: int, hidden: tuple[int, ...], top: int = 0) -> Step | None:
+        key = (batch, rows, hidden, top)
         if key not in self._steps:
-            self._steps[key] = self._record(batch, rows, hidden)
+            self._steps[key] = self._record(batch, rows, hidden, top)
         return self._steps[key]
 
     @torch.inference_mode()
-    def _record(self, batch: int, rows: int, hidden: tuple[int, ...]) -> Step | None:
-        step = Step(self._cache, self._ops, batch, rows, self.device)
+    def _record(self, batch: int, rows: int, hidden: tuple[int, ...], top: int) -> Step | None:
+        step = Step(self._cache, self._ops, batch, rows, self.device, top)
         forward = self._forward_of(step, hidden)
         if not self.capture:
             step.replay = forward
@@ -239,10 +240,13 @@ class GraphedTarget(TransformersTarget):
                     input_ids=step.ids, position_ids=step.positions, past_key_values=cache, use_cache=True,
                     return_dict=True, **({"output_hidden_states": True} if hidden else {}),
                 )  # fmt: skip
+                step.store()
                 logits = real(out.logits)
                 states = {layer: real(out.hidden_states[layer]) for layer in hidden}
             self._windows |= set(step.windows.values())
-            return Outputs(logits, logits.argmax(-1), states)
+            if step.top:
+                return Outputs(logits, self._ops.top(logits, step.top), states)
+            return Outputs(logits, self._ops.likeliest(logits)[None, ..., None], states)
 
         return forward
 

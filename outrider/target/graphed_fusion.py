@@ -50,6 +50,12 @@ class Turned:
     rotary: tuple[Tensor, Tensor]  # cos, sin [B, R, D]
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    x: Tensor
+    y: Tensor
+
+
 @dataclass(slots=True)
 class Family:
     """Projections that are given the same input, in the order of their calls; computed together when one is needed."""
@@ -82,7 +88,8 @@ class Family:
         x, norm = _opened(given)
         if self.ops.streams(x, self.weights):
             return self._streamed(x, norm, self.layers, residual=residual)
-        return residual + self._one_by_one(x, norm, self.layers)[0]
+        product = self._one_by_one(x, norm, self.layers)[0]
+        return Lazy.of(Added(residual, product), product.shape, product, self.ops)  # a norm of it may follow
 
     def gated(self, given: Tensor, which: int) -> Tensor:
         """SiLU of one product times the other."""
@@ -104,12 +111,12 @@ class Family:
 class Lazy(Tensor):
     """A tensor whose value is computed when something asks for it that no kernel does on the way."""
 
-    op: Normed | Product | Silu | Turned
+    op: Normed | Product | Silu | Turned | Added
     ops: Any
     cached: Tensor | None
 
     @staticmethod
-    def of(op: Normed | Product | Silu | Turned, shape: Sequence[int], like: Tensor, ops: Any) -> Lazy:
+    def of(op: Normed | Product | Silu | Turned | Added, shape: Sequence[int], like: Tensor, ops: Any) -> Lazy:
         made = Tensor._make_wrapper_subclass(Lazy, torch.Size(shape), dtype=like.dtype, device=like.device)
         made.op, made.ops, made.cached = op, ops, None
         return made
@@ -149,6 +156,8 @@ def real(x: Any) -> Any:
             x.cached = op.family.value(op.which, op.given)
         elif isinstance(op, Silu):
             x.cached = F.silu(op.product.family.value(op.product.which, op.product.given))
+        elif isinstance(op, Added):
+            x.cached = op.x + op.y
         else:
             x.cached = reference.turn(op.x, op.rotary)
     return x.cached
@@ -285,6 +294,10 @@ def _normed(module: nn.Module, ops: Any) -> Callable[[Tensor], Tensor]:
     norm = Norm(module.weight, _eps(module))  # type: ignore[arg-type]
 
     def forward(x: Tensor) -> Tensor:
+        added = _waiting(x, Added)
+        if added is not None:
+            x.cached, out = ops.add_norm(added.x, added.y, norm.weight, norm.eps)  # type: ignore[attr-defined]
+            return out
         x = real(x)
         return Lazy.of(Normed(x, norm), x.shape, x, ops)
 

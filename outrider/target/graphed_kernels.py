@@ -1,4 +1,4 @@
-"""The small kernels of a captured step: storing rows in the slot cache, keeping accepted paths, norm and gate.
+"""The small kernels of a captured step: storing rows in the slot cache, keeping accepted paths, norm, gate, argmax.
 
 Each is one launch for all heads (and, for accepted paths, all layers); where rows go is read on the device, so that a
 captured launch serves every step. Exact up to rounding order. Needs Triton: import it where it is used.
@@ -11,7 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.target.graphed_launch import launch
+from outrider.target.graphed_launch import counters, launch
+
+
+@triton.jit
+def ask_for(address):
+    """Bring the cache lines at these addresses nearer; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [address.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 def store_rows(
@@ -97,27 +105,87 @@ def _move(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _normed(x, None, weight, eps)[1]
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """A sum, and its norm."""
+    return _normed(x, y, weight, eps)
+
+
+def _normed(x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     flat = x.reshape(-1, width)
+    other = flat if y is None else y.reshape(-1, width)
     out = torch.empty_like(flat, memory_format=torch.contiguous_format)
+    whole = flat if y is None else torch.empty_like(out)
     wide = triton.next_power_of_2(width)
     _norm[(flat.shape[0],)](
-        flat, weight, out, flat.stride(0), eps, width, wide, num_warps=min(16, max(1, wide // 512)), **launch(x.device)
-    )
-    return out.view(x.shape)
+        flat, other, weight, whole, out, flat.stride(0), other.stride(0), eps, width, wide, y is not None,
+        num_warps=min(16, max(1, wide // 512)), **launch(x.device),
+    )  # fmt: skip
+    return whole.view(x.shape), out.view(x.shape)
 
 
 @triton.jit
-def _norm(x, weight, out, x_row, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr):
+def _norm(
+    x, y, weight, whole, out, x_row, y_row, eps,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, HAS_SUM: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row, i = tl.program_id(0), tl.arange(0, WIDE)
-    value = tl.load(x + row * x_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
     kind = out.dtype.element_ty
+    value = tl.load(x + row * x_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    if HAS_SUM:
+        value += tl.load(y + row * y_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+        value = value.to(kind).to(tl.float32)
+        tl.store(whole + row * WIDTH + i, value.to(kind), mask=i < WIDTH)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
     normed = (value * scale).to(kind).to(tl.float32) * tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + i, normed.to(kind), mask=i < WIDTH)
+
+
+STRETCH = 8192  # logits that one program looks through
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The first of the largest of every row."""
+    size = logits.shape[-1]
+    flat = logits.reshape(-1, size)
+    rows, parts = flat.shape[0], triton.cdiv(size, STRETCH)
+    out = torch.empty(logits.shape[:-1], dtype=torch.int32, device=logits.device)
+    tops = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    where = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    _likeliest[(rows, parts)](
+        flat, tops, where, out, counters(logits.device, rows), flat.stride(0), size, STRETCH, parts,
+        triton.next_power_of_2(parts), num_warps=8, **launch(logits.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _likeliest(
+    logits, tops, where, out, counters, row_stride, SIZE: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr,
+    WIDE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    row, part = tl.program_id(0), tl.program_id(1)
+    i = part * STRETCH + tl.arange(0, STRETCH)
+    value = tl.load(logits + row.to(tl.int64) * row_stride + i, mask=i < SIZE, other=float("-inf")).to(tl.float32)
+    top = tl.max(value, 0)
+    tl.store(tops + row * PARTS + part, top)
+    tl.store(where + row * PARTS + part, tl.min(tl.where(value == top, i, SIZE - 1), 0))
+    tl.debug_barrier()
+    if tl.atomic_add(counters + row, 1, sem="acq_rel") == PARTS - 1:
+        p = tl.arange(0, WIDE)
+        best = tl.load(tops + row * PARTS + p, mask=p < PARTS, other=float("-inf"), cache_modifier=".cg")
+        at = tl.load(where + row * PARTS + p, mask=p < PARTS, other=SIZE - 1, cache_modifier=".cg")
+        tl.store(out + row, tl.min(tl.where(best == tl.max(best, 0), at, SIZE - 1), 0))
+        tl.store(counters + row, 0)
 
 
 def gate(first: Tensor, second: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How a captured step's kernels follow each other: on Hopper and later, a launch gets ready while the last one ends.
 
-Programmatic dependent launch: a kernel may be put on the chip early and waits itself for what it reads. All of our
-kernels wait first of all, except that a projection asks for the head of its weights before, which nothing writes.
+Programmatic dependent launch: a kernel may be put on the chip early and waits itself for what it reads. Before that our
+kernels touch only what no launch in flight writes: weights, committed keys, the inputs of the step.
 """
 
 from __future__ import annotations
@@ -10,6 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
+from torch import Tensor
+
+ARRIVALS = 1 << 14  # counters of one kind of launch
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 @cache
@@ -34,3 +40,11 @@ def shared_bytes(device: torch.device) -> int:
 def launch(device: torch.device) -> dict[str, Any]:
     """Keyword arguments of a launch."""
     return {"OVERLAP": True, "launch_pdl": True} if overlapping(device) else {"OVERLAP": False}
+
+
+def counters(device: torch.device, count: int) -> Tensor:
+    """Counters of arrival, all zero; whoever comes last leaves them so. One launch after another uses them."""
+    size = max(ARRIVALS, triton.next_power_of_2(count))  # a larger one is another tensor: recordings keep theirs
+    if (device, size) not in _counters:
+        _counters[device, size] = torch.zeros(size, dtype=torch.int32, device=device)
+    return _counters[device, size]

@@ -2,8 +2,9 @@
 
 One launch multiplies up to three weights that share their input (queries, keys and values) or computes a gated pair
 (SiLU of one times the other), takes the RMS norm of the input as it reads it, and adds bias and residual as it writes.
-No weight is copied. The weight is the left operand of the matrix unit and the rows the right one, so 1 to 64 rows cost
-nearly the same. Exact up to summation order, which is fixed: the same row gives the same bits beside any others.
+No weight is copied. One row needs no matrix unit: programs read whole rows of the weight, so nothing is left to add up
+afterwards. For more rows the weight is the left operand of the matrix unit and the rows the right one, so 2 to 64 rows
+cost nearly the same. Exact up to summation order, which the number of rows alone decides.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.target.graphed_launch import launch, processors, shared_bytes
+from outrider.target.graphed_kernels import ask_for, rms_norm
+from outrider.target.graphed_launch import counters, launch, processors, shared_bytes
 from outrider.target.graphed_reference import Norm
 
 MAX_ROWS = 64
+NORM_ROWS = 32  # for more, the norm is a launch of its own: every program would repeat it
 SLICE = 64  # inputs must be a multiple of it
 LINE = tl.constexpr(64)  # elements of one cache line
 TILES, FLOATS = 8192, 8 << 20  # bounds of the workspace: tiles with a counter, partial sums
@@ -34,9 +37,10 @@ class Shape:
     split: int = 1  # programs that share a tile, each with its part of the inputs
     stages: int = 4  # slices on their way
     warps: int = 4
+    unroll: int = 0  # slices that are worked on together, where there is one row; 0: by the matrix unit
 
 
-_workspaces: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+_workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
 
 def streams(x: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -62,24 +66,32 @@ def project(
     shape: Shape | None = None,
 ) -> Tensor:  # [..., N_0 + N_1 + ...], or [..., N_0] when gated
     inputs = weights[0].shape[1]
+    if norm is not None and x.numel() // inputs > NORM_ROWS:
+        x, norm = rms_norm(x, norm.weight, norm.eps), None
     flat = x.reshape(-1, inputs)
     rows = flat.shape[0]
-    block = max(16, triton.next_power_of_2(rows))
+    block = max(16, triton.next_power_of_2(rows)) if rows > 1 else 1
     own = weights[:1] if gated else weights
     width = sum(w.shape[0] for w in own)
     kind = "gated" if gated else "single" if len(weights) == 1 else "several"
     how = shape or _shape(width, inputs, block, kind, x.device)
     tiles = [triton.cdiv(w.shape[0], how.tile) for w in own]
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
-    partial, squares, counters = _workspace(x.device)
     w = [*weights, *[weights[0]] * (3 - len(weights))]
     b = [bias if bias is not None else weights[0] for bias in (*biases, None, None)[:3]]
     added = residual.reshape(-1, width) if residual is not None else out
+    around = (*w, *b, norm.weight if norm else flat, added, out)
+    eps = norm.eps if norm else 0.0
+    facts = (inputs, *[part.shape[0] for part in w], *(*tiles, 0, 0)[:2], len(own))
+    has = (norm is not None, any(bias is not None for bias in biases), residual is not None, gated)
+    if how.unroll:
+        _one_row[(sum(tiles),)](
+            flat, *around, eps, *facts, *has, how.tile, how.slice, how.unroll, num_warps=how.warps, **launch(x.device)
+        )
+        return out
     _project[(sum(tiles), how.split)](
-        flat, *w, *b, norm.weight if norm else flat, added, out, partial, squares, counters, flat.stride(0), rows,
-        norm.eps if norm else 0.0, inputs, *[part.shape[0] for part in w], *(*tiles, 0, 0)[:2], len(own), width,
-        norm is not None, tuple(bias is not None for bias in (*biases, None, None)[:3]).count(True) > 0,
-        residual is not None, gated, block, how.tile, how.slice, how.split, num_warps=how.warps, num_stages=how.stages,
+        flat, *around, *_workspace(x.device), counters(x.device, sum(tiles)), flat.stride(0), rows, eps, *facts, width,
+        *has, max(16, block), how.tile, how.slice, how.split, num_warps=how.warps, num_stages=how.stages,
         **launch(x.device),
     )  # fmt: skip
     return out
@@ -89,11 +101,15 @@ def _shape(width: int, inputs: int, block: int, kind: str, device: torch.device)
     """All programs at once on the chip, each with as many bytes on their way as fit; splits fill what is left."""
     chips, even = processors(device), inputs % 128 == 0
     tiles = triton.cdiv(width, 64)
+    if block == 1:
+        return _one_row_shape(width, inputs, kind, chips)
     if kind == "gated":
-        shape = Shape(128, 128, 1, 3, 8) if even and block <= 32 else Shape(128, 64, 1, 4, 8)
+        shape = Shape(128, 128, 1, 3, 8) if even and block <= 32 else Shape(64, 64, 1, 3, 4)
     elif kind == "single" and block > 32 and 2 * tiles <= chips:  # one program a processor, deep in flight
         slice_ = 128 if even else 64
-        shape = Shape(64, slice_, _split(tiles, inputs // slice_, chips), 5, 8)
+        shape = Shape(64, slice_, _split(tiles, inputs // slice_, chips), 5, 4)
+    elif kind == "several" and block > 32 and tiles <= chips:
+        shape = Shape(64, 64, _split(tiles, inputs // 64, 2 * chips), 6, 4)
     elif tiles > 3 * chips:
         shape = Shape(64, 128, 1, 3, 4) if even and block <= 32 else Shape(128, 64, 1, 4, 4)
     else:
@@ -104,6 +120,16 @@ def _shape(width: int, inputs: int, block: int, kind: str, device: torch.device)
     return replace(shape, stages=max(1, min(shape.stages, (shared_bytes(device) - 4096) // stage)))
 
 
+def _one_row_shape(width: int, inputs: int, kind: str, chips: int) -> Shape:
+    """Few outputs a program, so that all processors get about the same; as much in flight as registers hold."""
+    tile, wanted = 8, 512
+    if kind == "gated":
+        tile = 4
+    elif kind == "several" or width > 64 * chips:
+        tile, wanted = 16, 256
+    return Shape(tile, next(size for size in (wanted, 256, 128, 64) if inputs % size == 0), unroll=2)
+
+
 def _split(tiles: int, steps: int, programs: int) -> int:
     split = 1
     while tiles * split * 2 <= programs and steps % (2 * split) == 0 and steps // (2 * split) >= 4:
@@ -111,13 +137,12 @@ def _split(tiles: int, steps: int, programs: int) -> int:
     return split
 
 
-def _workspace(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Partial sums and arrival counters of split products; one launch after another uses them."""
+def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Partial sums of split products, and of squares; one launch after another uses them."""
     if device not in _workspaces:
         _workspaces[device] = (
             torch.empty(FLOATS, dtype=torch.float32, device=device),
             torch.empty(TILES * 8 * MAX_ROWS, dtype=torch.float32, device=device),
-            torch.zeros(TILES, dtype=torch.int32, device=device),
         )
     return _workspaces[device]
 
@@ -155,14 +180,6 @@ def _project(
 
 
 @triton.jit
-def _ask_for(address):
-    """Bring the cache lines at these addresses nearer; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [address.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _tile(
     x, weight, second, bias, norm, residual, out, partial, squares, counters, x_row, rows, eps, tile, own, column,
     INPUTS: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -178,9 +195,9 @@ def _tile(
     at_x = x + m[None, :] * x_row + begin + i[:, None]
     if OVERLAP:
         lines = tl.minimum(n, N - 1).to(tl.int64)[:, None] * INPUTS + begin + tl.arange(0, 4)[None, :] * LINE
-        _ask_for(weight + lines)
+        ask_for(weight + lines)
         if GATED:
-            _ask_for(second + lines)
+            ask_for(second + lines)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     product = tl.zeros([TILE, BLOCK], tl.float32)
@@ -238,3 +255,85 @@ def _tile(
         if HAS_RESIDUAL:
             product += tl.load(residual + at, mask=there & real[None, :], other=0.0).to(tl.float32)
         tl.store(out + at, product.to(kind), mask=there & real[None, :])
+
+
+@triton.jit
+def _one_row(
+    x, w0, w1, w2, b0, b1, b2, norm, residual, out, eps, INPUTS: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr,
+    N2: tl.constexpr, T0: tl.constexpr, T1: tl.constexpr, WEIGHTS: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr, SLICE: tl.constexpr,
+    UNROLL: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    if WEIGHTS == 1:
+        _outputs(
+            x, w0, w1, b0, norm, residual, out, eps, tile, 0, INPUTS, N0, HAS_NORM, HAS_BIAS, HAS_RESIDUAL, GATED, TILE,
+            SLICE, UNROLL, OVERLAP,
+        )  # fmt: skip
+    else:
+        if tile < T0:
+            _outputs(
+                x, w0, w1, b0, norm, residual, out, eps, tile, 0, INPUTS, N0, HAS_NORM, HAS_BIAS, HAS_RESIDUAL, GATED,
+                TILE, SLICE, UNROLL, OVERLAP,
+            )  # fmt: skip
+        elif tile < T0 + T1:
+            _outputs(
+                x, w1, w1, b1, norm, residual, out, eps, tile - T0, N0, INPUTS, N1, HAS_NORM, HAS_BIAS, HAS_RESIDUAL,
+                GATED, TILE, SLICE, UNROLL, OVERLAP,
+            )  # fmt: skip
+        else:
+            _outputs(
+                x, w2, w1, b2, norm, residual, out, eps, tile - T0 - T1, N0 + N1, INPUTS, N2, HAS_NORM, HAS_BIAS,
+                HAS_RESIDUAL, GATED, TILE, SLICE, UNROLL, OVERLAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _outputs(
+    x, weight, second, bias, norm, residual, out, eps, own, column, INPUTS: tl.constexpr, N: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr,
+    TILE: tl.constexpr, SLICE: tl.constexpr, UNROLL: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    n, i = own * TILE + tl.arange(0, TILE), tl.arange(0, SLICE)
+    there = (n < N)[:, None]
+    at = n.to(tl.int64)[:, None] * INPUTS + i[None, :]
+    next_w = tl.load(weight + at, mask=there, other=0.0)  # always a slice ahead, the first one before there is a row
+    if GATED:
+        next_u = tl.load(second + at, mask=there, other=0.0)
+    if OVERLAP:
+        lines = tl.minimum(n, N - 1).to(tl.int64)[:, None] * INPUTS + tl.arange(0, 4)[None, :] * LINE
+        ask_for(weight + lines)
+        if GATED:
+            ask_for(second + lines)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    product = tl.zeros([TILE, SLICE], tl.float32)
+    gate = tl.zeros([TILE, SLICE], tl.float32)
+    square = tl.zeros([SLICE], tl.float32)
+    for step in tl.range(0, INPUTS // SLICE, loop_unroll_factor=UNROLL):
+        w, more = next_w, there & (step + 1 < INPUTS // SLICE)
+        next_w = tl.load(weight + at + (step + 1) * SLICE, mask=more, other=0.0)
+        if GATED:
+            u = next_u
+            next_u = tl.load(second + at + (step + 1) * SLICE, mask=more, other=0.0)
+        row = tl.load(x + step * SLICE + i).to(tl.float32)
+        if HAS_NORM:
+            square += row * row
+            row = (row * tl.load(norm + step * SLICE + i).to(tl.float32)).to(w.dtype).to(tl.float32)
+        product += w.to(tl.float32) * row[None, :]
+        if GATED:
+            gate += u.to(tl.float32) * row[None, :]
+    kind = out.dtype.element_ty
+    scale = 1.0
+    if HAS_NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(square, 0) / INPUTS + eps)
+    result = tl.sum(product, 1) * scale
+    if HAS_BIAS:
+        result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    result = result.to(kind).to(tl.float32)
+    if GATED:
+        other = (tl.sum(gate, 1) * scale).to(kind).to(tl.float32)
+        result = (result / (1.0 + tl.exp(-result))).to(kind).to(tl.float32) * other
+    if HAS_RESIDUAL:
+        result += tl.load(residual + column + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + column + n, result.to(kind), mask=n < N)

@@ -43,11 +43,23 @@ class Norm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Keys and values of the rows themselves, where the cache does not hold them yet; keys are turned like queries."""
+
+    key: Tensor  # [B, Hk, R, D]
+    value: Tensor  # [B, Hk, R, Dv]
+    places: Tensor  # [B, R] rows of the slot
+
+
 def tree_attention(
     query: Tensor, keys: Tensor, values: Tensor, layout: Layout, scaling: float, *, window: int | None = None,
     softcap: float | None = None, sinks: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None,
+    fresh: Fresh | None = None,
 ) -> Tensor:  # fmt: skip
-    """In float64, whatever the dtype of what comes in."""
+    """In float64, whatever the dtype of what comes in. Changes state: fresh rows are stored first."""
+    if fresh is not None:
+        store_rows(fresh.key, fresh.value, keys, values, layout.slots, fresh.places, rotary)
     batch, heads, rows, _ = query.shape
     q = query.double()
     if rotary is not None:
@@ -97,6 +109,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """A sum, and its norm."""
+    whole = x + y
+    return whole, rms_norm(whole, weight, eps)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The first of the largest."""
+    return logits.argmax(-1).int()
+
+
 def gate(first: Tensor, second: Tensor) -> Tensor:
     return F.silu(first) * second
 
@@ -122,3 +145,13 @@ def move_rows(block: Tensor, slots: Tensor, sources: Tensor, targets: Tensor) ->
     """Changes state: row sources[b, i] of slot slots[b] becomes row targets[b, i], in all layers; -1 moves nothing."""
     b, i = torch.nonzero(sources >= 0, as_tuple=True)
     block[:, slots[b], :, targets[b, i]] = block[:, slots[b], :, sources[b, i]]
+
+
+def top(logits: Tensor, count: int, heat: Tensor | None = None) -> Tensor:
+    """[2, ..., count] int32: ids, likeliest first and of equals the lower, and the bits of their log-probabilities."""
+    scores = logits.float() if heat is None else logits.float() / heat.view(*logits.shape[:-1], 1)
+    values, ids = (part[..., :count] for part in scores.sort(dim=-1, descending=True, stable=True))
+    short = count - values.shape[-1]
+    values, ids = F.pad(values, (0, short), value=-torch.inf), F.pad(ids, (0, short), value=-1)
+    logprobs = (values - scores.logsumexp(-1, keepdim=True)).masked_fill(values.isneginf(), -torch.inf)
+    return torch.stack([ids.masked_fill(values.isneginf(), -1).int(), logprobs.view(torch.int32)])

@@ -6,6 +6,7 @@ where rows are read and written stands in tensors, so that a recording serves ev
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +19,10 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from outrider.errors import UnsupportedModel
-from outrider.protocols import Scores
+from outrider.protocols import Scores, TopRows
 from outrider.target.cache import SlotCache
 from outrider.target.graphed_fusion import real, turned
-from outrider.target.graphed_reference import MAX_NODES, WORD, Layout
+from outrider.target.graphed_reference import MAX_NODES, WORD, Fresh, Layout
 from outrider.target.passes import Block
 
 NAME = "outrider-graphed"  # of our attention and mask functions in transformers' registries
@@ -31,17 +32,19 @@ MOVES = 32  # accepted nodes of one sequence that a step can move; longer paths 
 class Outputs:
     """What one step leaves behind; the next replay writes over it."""
 
-    def __init__(self, logits: Tensor, likeliest: Tensor, hidden: dict[int, Tensor]) -> None:
-        self.logits, self.likeliest, self.hidden = logits, likeliest, hidden  # [B, R, V], [B, R], [B, R, d]
+    def __init__(self, logits: Tensor, chosen: Tensor, hidden: dict[int, Tensor]) -> None:
+        self.logits, self.hidden = logits, hidden  # [B, R, V], [B, R, d]
+        self.chosen = chosen  # what the host is told: [1, B, R, 1] likeliest tokens, or [2, B, R, top] by `ops.top`
 
 
 class Step:
     """The inputs of one bucket as one tensor, and what runs on them."""
 
-    def __init__(self, cache: SlotCache, ops: Any, batch: int, rows: int, device: torch.device) -> None:
-        self.cache, self.ops, self.batch, self.rows = cache, ops, batch, rows
+    def __init__(self, cache: SlotCache, ops: Any, batch: int, rows: int, device: torch.device, top: int = 0) -> None:
+        self.cache, self.ops, self.batch, self.rows, self.top = cache, ops, batch, rows, top
         self.windows: dict[int, int] = {}  # id of the mask that a layer type gets -> its window
         self._masks: list[Tensor] = []  # keeps those ids alive
+        self._waiting: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # a layer's rows, its cache: not stored yet
         grid, alone = (batch, rows), (batch,)
         shapes: dict[str, tuple[int, ...]] = {
             "ids": grid, "positions": grid, "places": grid, "words": (batch, rows, MAX_NODES // WORD),
@@ -61,21 +64,23 @@ class Step:
         self.ids, self.positions, self.places = views["ids"], views["positions"], views["places"]
         self.sources, self.targets = views["sources"], views["targets"]
         self.layout = Layout(views["slots"], views["lengths"], views["nodes"], self.positions, views["words"])
-        self._chosen = torch.zeros((batch, rows), dtype=torch.int64, pin_memory=device.type == "cuda")
+        told = (2, batch, rows, top) if top else (1, batch, rows, 1)
+        self._chosen = torch.zeros(told, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.replay: Callable[[], Outputs]
-        self.fill((), ())
+        self._fields["places"][:] = cache.capacity - 1
+        self._fields["sources"][:], self._fields["targets"][:] = -1, -1
+        self._blank = host.numpy().copy()  # a step of padding: reads nothing, writes to the bin
 
     def fill(self, blocks: Sequence[Block], moves: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Write a step's inputs on the host; what is padding reads nothing and writes to the bin."""
         f = self._fields
-        f["ids"][:], f["positions"][:], f["words"][:] = 0, 0, 0
-        f["places"][:] = self.cache.capacity - 1
-        f["slots"][:], f["lengths"][:], f["nodes"][:] = 0, 0, 0
-        f["sources"][:], f["targets"][:] = -1, -1
+        self._host.numpy()[:] = self._blank
         for i, b in enumerate(blocks):
             n = b.rows
-            f["ids"][i, :n], f["ids"][i, n:] = b.tokens[b.done :], b.tokens[0]
-            f["positions"][i, :n], f["positions"][i, n:] = b.length + b.depths[b.done :], b.length
+            f["ids"][i, :n], f["positions"][i, :n] = b.tokens[b.done :], b.depths[b.done :]
+            if n < self.rows:
+                f["ids"][i, n:] = b.tokens[0]
+            f["positions"][i] += b.length
             f["places"][i, :n] = np.arange(b.length + b.done, b.reach)
             packed = np.packbits(b.sees, axis=1, bitorder="little")
             f["words"][i, :n].view(np.uint8)[:, : packed.shape[1]] = packed
@@ -94,54 +99,52 @@ class Step:
         """Changes state: one step on what was filled in."""
         self._device.copy_(self._host, non_blocking=True)
         out = self.replay()
-        self._chosen.copy_(out.likeliest, non_blocking=True)
+        self._chosen.copy_(out.chosen, non_blocking=True)
         if self._device.is_cuda:
             torch.cuda.current_stream(self._device.device).synchronize()  # the only one of a step
         return out
 
     def record(self, forward: Callable[[], Outputs], pool: Any) -> None:
-        """Run twice, so that kernels are compiled and libraries have their workspace, then capture.
-
-        The second run forbids what asks the device for a value: a capture that meets it fails and leaves torch's random
-        generator unusable, a forbidden question does not.
-        """
-        device = self._device.device
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            self._device.copy_(self._host, non_blocking=True)
-            forward()
-            before = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                forward()
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        torch.cuda.current_stream(device).wait_stream(side)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            out = forward()
-
-        def replay() -> Outputs:
-            graph.replay()
-            return out
-
-        self.replay = replay
+        self._device.copy_(self._host, non_blocking=True)
+        self.replay = recorded(forward, self._device.device, pool)
 
     def scores(self, blocks: Sequence[Block], out: Outputs) -> list[Scores]:
         """Copies of the rows that are real: the next step of this bucket writes over its own."""
         count, rows = len(blocks), max(b.rows for b in blocks)
         logits = out.logits[:count, :rows].clone()
         hidden = {layer: states[:count, :rows].clone() for layer, states in out.hidden.items()}
-        chosen = self._chosen.numpy()
+        chosen = self._chosen.numpy()[:, :count, :rows].copy()
+        likeliest, each = chosen[0, :, :, 0].tolist(), logits.unbind(0)
         return [
             Scores(
-                logits[i, : b.rows], {layer: states[i, : b.rows] for layer, states in hidden.items()},
-                tuple(chosen[i, : b.rows].tolist()),
+                each[i] if b.rows == rows else each[i][: b.rows],
+                {layer: states[i, : b.rows] for layer, states in hidden.items()}, tuple(likeliest[i][: b.rows]),
+                TopRows(chosen[0, i, : b.rows], chosen[1, i, : b.rows].view(np.float32)) if self.top else None,
             )
             for i, b in enumerate(blocks)
         ]  # fmt: skip
+
+    def hold(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Rows that the attention over this cache stores as it reads them."""
+        self.store()
+        self._waiting = (key, value, keys, values)
+
+    def fresh(self, keys: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Fresh | None:
+        """What waits for this cache and is turned like the queries; anything else is stored now."""
+        if self._waiting is not None and self._waiting[2] is keys:
+            key, turn = turned(self._waiting[0])
+            if (turn is None and rotary is None) or (turn and rotary and turn[0] is rotary[0] and turn[1] is rotary[1]):
+                value, self._waiting = real(self._waiting[1]), None
+                return Fresh(key, value, self.places)
+        self.store()
+        return None
+
+    def store(self) -> None:
+        if self._waiting is not None:
+            key, rotary = turned(self._waiting[0])
+            _, value, keys, values = self._waiting
+            self.ops.store_rows(key, real(value), keys, values, self.layout.slots, self.places, rotary)
+            self._waiting = None
 
     def mask(self, rule: Callable[..., Tensor], size: int | None) -> Tensor | None:
         """What a layer type gets as its mask: nothing, or a mark that stands for its window."""
@@ -155,6 +158,49 @@ class Step:
         return mark
 
 
+def recorded(forward: Callable[[], Any], device: torch.device, pool: Any) -> Callable[[], Any]:
+    """A replay of `forward`: it is run twice, so that kernels are compiled and libraries have their workspace, then
+    captured. What it returns stays where it is, and the next replay writes over it.
+
+    The second run forbids what asks the device for a value: a capture that meets it fails and leaves torch's random
+    generator unusable, a forbidden question does not.
+    """
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        forward()
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            forward()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    torch.cuda.current_stream(device).wait_stream(side)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with _no_collection(), torch.cuda.graph(graph, pool=pool):
+        out = forward()
+
+    def replay() -> Any:
+        graph.replay()
+        return out
+
+    return replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A capture does not survive that an older graph is freed meanwhile: garbage is collected before it, not in it."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class StepCache(Cache):
     """What the model sees as its cache while a step is recorded: all slots, read and written where the step says."""
 
@@ -166,9 +212,7 @@ class StepCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         keys, values = self._cache.layer(layer_idx)
-        key, rotary = turned(key_states)
-        step = self._step
-        step.ops.store_rows(key, real(value_states), keys, values, step.layout.slots, step.places, rotary)
+        self._step.hold(key_states, value_states, keys, values)
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -199,8 +243,9 @@ def _attend(
     window = None if attention_mask is None else step.windows[id(attention_mask)]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = step.ops.tree_attention(
-        query, key, value, step.layout, scale, window=window, softcap=softcap, sinks=s_aux, rotary=rotary
-    )
+        query, key, value, step.layout, scale, window=window, softcap=softcap, sinks=s_aux, rotary=rotary,
+        fresh=step.fresh(key, rotary),
+    )  # fmt: skip
     return out, None
 
 

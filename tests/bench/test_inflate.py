@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from outrider.bench import inflate as module
 from outrider.bench.inflate import Shape, difference, inflate
 from outrider.cli import app
+from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
 from outrider.errors import InputError
 from outrider.models import load_model
 
@@ -123,3 +124,85 @@ def test_the_command_writes_a_model_folder(tmp_path: Path) -> None:
 def test_the_command_says_what_a_shape_is(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench", "inflate", "--out", str(tmp_path), "--shape", "huge"])
     assert done.exit_code == 2 and "use 1b, 8b" in done.output
+
+
+def drafter(rank: int = 0) -> Eagle3Layer:
+    torch.manual_seed(3)
+    shape = Eagle3Shape(24, 6, 2, 8, 30, (0, 1), 40, eps=1e-2, rank=rank)
+    net = Eagle3Layer(shape, torch.arange(40)).double()
+    for name, weight in net.named_parameters():
+        torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.3)
+    return net.requires_grad_(False)
+
+
+def unrolled(net: Eagle3Layer, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+    """Draft logits of every row of a text, each going on from the true features of the row before; twice."""
+    rows = embedded.shape[1]
+    state, out = net.fuse(features), []
+    for _ in range(2):
+        q, k, v = net.project(embedded, state, torch.arange(rows)[None])
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        state = net.finish(net.enter(embedded, state), attended)
+        out.append(net.logits(state))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+@pytest.mark.parametrize("grown", [WIDE, Shape(30, 2, 10, 2, 8, 20), Shape(24, 2, 6, 2, 32, 90)])
+def test_a_widened_drafter_says_the_same(grown: Shape, rank: int) -> None:
+    net = drafter(rank)
+    wide = module.inflate_drafter(net, grown)
+    assert wide.shape.hidden == grown.hidden and wide.shape.intermediate == max(grown.mlp, 30)
+    features, embedded = torch.randn(1, 7, 2, 24).double(), torch.randn(1, 7, 24).double()
+    extra = grown.hidden - 24
+    padded = torch.nn.functional.pad(features, (0, extra)).flatten(2)
+    want = unrolled(net, features.flatten(2), embedded)
+    got = unrolled(wide, padded, torch.nn.functional.pad(embedded, (0, extra)))
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("part", ["fc", "midlayer.self_attn.o_proj", "midlayer.mlp.down_proj", "midlayer.hidden_norm"])
+def test_an_error_in_a_widened_drafter_is_caught(part: str) -> None:
+    net = drafter()
+    wide = module.inflate_drafter(net, WIDE)
+    weight = wide.get_submodule(part).weight
+    if weight.ndim == 1:
+        weight.mul_(2**0.5)
+    else:
+        weight[24:].add_(0.05)  # what should write nothing
+    features, embedded = torch.randn(1, 7, 2, 24).double(), torch.randn(1, 7, 24).double()
+    padded = torch.nn.functional.pad(features, (0, 24)).flatten(2)
+    got = unrolled(wide, padded, torch.nn.functional.pad(embedded, (0, 24)))
+    assert (got - unrolled(net, features.flatten(2), embedded)).abs().max() > 1e-4
+
+
+def test_free_weights_of_a_widened_drafter_are_noise() -> None:
+    wide = module.inflate_drafter(drafter(), WIDE)
+    for part in ("midlayer.self_attn.k_proj", "midlayer.mlp.gate_proj", "lm_head"):
+        assert not (wide.get_submodule(part).weight == 0).any()
+
+
+def test_a_drafter_of_its_own_size_reads_the_first_dimensions_of_a_wider_target() -> None:
+    """On the inflated model it drafts what it drafts on the small one."""
+    from outrider.control.fixed import Fixed
+    from outrider.draft.eagle3 import Eagle3Source
+    from outrider.draft.grown import Grown
+    from outrider.engine import Engine
+    from outrider.grow.topk import TopK
+    from outrider.protocols import Budget, Recipe
+    from outrider.sampling import SamplingParams
+    from outrider.target.eager import TransformersTarget
+    from outrider.verify.invariant import Invariant
+
+    model, net = tiny().float(), drafter().float()
+    big = inflate(model, WIDE)
+    results = []
+    for target, own in ((model, net), (big, net), (big, module.inflate_drafter(net, WIDE))):
+        source = Eagle3Source(own, target.get_input_embeddings())
+        recipe = Recipe("eagle3", Grown(source, TopK(depth=4)), Invariant(), Fixed(Budget(12, 4)))
+        engine = Engine(TransformersTarget(target, max_slots=1), recipe, strict=True)
+        made = engine.submit([1, 2, 3, 4, 5], SamplingParams(max_new_tokens=24)).result()
+        results.append((made.token_ids, made.stats.drafted, made.stats.accepted))
+    assert results[0] == results[1] == results[2] and results[0][1] > 50

@@ -62,6 +62,13 @@ def test_one_slow_step_does_not_end_speculation() -> None:
     assert sum(drive(control, 50, lambda i: 2, draft=0.2)) >= 48
 
 
+def test_a_first_trial_in_which_things_are_compiled_does_not_end_speculation() -> None:
+    control = opened()
+    for i in range(12):
+        drive(control, 1, lambda i: 2, draft=30.0 if i % 3 == 0 else 0.2)
+    assert sum(drive(control, 50, lambda i: 2, draft=0.2)) >= 48
+
+
 def test_batch_sizes_are_judged_apart() -> None:
     control = opened()
     drive(control, 600, lambda i: 1, draft=0.5, batch=4)

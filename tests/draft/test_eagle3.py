@@ -247,3 +247,16 @@ def test_it_proposes_only_its_own_tokens_as_the_targets_ids(loaded, net) -> None
     results = run(loaded, recipe(source, TopK(depth=3)), temperature=1.0, seed=5)
     drafted = [t for g in results for t, origin in zip(g.token_ids, g.origins, strict=True) if origin.depth]
     assert drafted and all(token % 2 == 0 and token < 52 for token in drafted)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_spelled_out_is_torchs(masked: bool) -> None:
+    from outrider.draft.eagle3 import _softmax_attention
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    mask = torch.rand(2, 1, 5, 9) > 0.4 if masked else None
+    if mask is not None:
+        mask[..., 0] = True
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(_softmax_attention(q, k, v, mask), want)

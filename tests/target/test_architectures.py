@@ -42,7 +42,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
-    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "attn_implementation": "eager"}),  # sdpa has no caps
     "gemma3": ("Gemma3", GEMMA),
     "phi3": ("Phi3", {}),
     "phi3-window": ("Phi3", {"sliding_window": WINDOW}),

@@ -21,7 +21,7 @@ from outrider.target.graphed import GraphedTarget
 from outrider.target.graphed_fusion import Fusion, Lazy, real
 from outrider.tree import chain, fixed, root
 from tests.target.test_architectures import ZOO, build, walk
-from tests.target.test_runtime import PROMPT, TREE, close, logits, open_slot, small
+from tests.target.test_runtime import PROMPT, TREE, close, level_by_level_equals_one_verify, logits, open_slot, small
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -128,15 +128,7 @@ def test_hidden_states_are_transformers_own(target: GraphedTarget) -> None:
 
 
 def test_growing_a_tree_level_by_level_equals_one_verify(target: GraphedTarget) -> None:
-    slots = [open_slot(target), open_slot(target, PROMPT[:4])]
-    whole = [s.logits.clone() for s in target.verify(slots, [TREE, TREE], Needs())]
-    levels: list[list[torch.Tensor]] = [[], []]
-    for done, upto in [((0, 0), (1, 3)), ((1, 3), (3, 4)), ((3, 4), (7, 7))]:
-        part = [TREE.keep(range(n)) for n in upto]
-        for i, s in enumerate(target.verify(slots, part, Needs(), done=done)):
-            levels[i].append(s.logits)
-    for i in range(2):
-        assert close(torch.cat(levels[i]), whole[i])
+    level_by_level_equals_one_verify(target)
 
 
 # Commits that wait for the next step
@@ -258,7 +250,9 @@ def test_bfloat16_on_the_kernels() -> None:
 # Fusion
 
 
-def test_a_layer_is_four_launches_of_projections() -> None:
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_layer_is_four_launches_of_projections(streams: bool) -> None:
+    """Or, where torch multiplies, four products with a gate and two norms that take the sum in."""
     model = small().to(DEVICE)
     calls: list[str] = []
 
@@ -268,12 +262,14 @@ def test_a_layer_is_four_launches_of_projections() -> None:
                 if name == "project":
                     around = {"n": named.get("norm"), "r": named.get("residual"), "g": named.get("gated")}
                     calls.append(str(len(args[1])) + "".join(k for k, v in around.items() if v is not None))
+                elif name in ("rms_norm", "add_norm", "gate"):
+                    calls.append(name)
                 return getattr(reference, name)(*args, **named)
 
             return call
 
         def streams(self, *_: Any) -> bool:
-            return True
+            return streams
 
     ids = torch.tensor([PROMPT], device=DEVICE)
     with torch.inference_mode():
@@ -283,7 +279,8 @@ def test_a_layer_is_four_launches_of_projections() -> None:
             got = model(ids).logits
             assert isinstance(got, Lazy)
             assert close(real(got), want)
-    assert calls == ["3n", "1r", "2ng", "1r"] * 3 + ["1"]
+    layer = ["3n", "1r", "2ng", "1r"] if streams else ["add_norm", "gate", "add_norm"]
+    assert calls == ([*layer * 3, "rms_norm", "1"] if streams else ["rms_norm", *layer * 3])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "cohere", "gpt-neox"])

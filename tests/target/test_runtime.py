@@ -99,7 +99,7 @@ def test_prefill_yields_what_was_asked_for_and_leaves_the_last_token_pending(mod
     assert all(c.scores.logits is None for step in extra for c in step)
 
 
-def test_growing_a_tree_level_by_level_equals_one_verify(target: TransformersTarget) -> None:
+def level_by_level_equals_one_verify(target: TransformersTarget) -> None:
     slots = [open_slot(target), open_slot(target, PROMPT[:4])]
     whole = [s.logits.clone() for s in target.verify(slots, [TREE, TREE], Needs())]
     levels: list[list[torch.Tensor]] = [[], []]
@@ -110,6 +110,10 @@ def test_growing_a_tree_level_by_level_equals_one_verify(target: TransformersTar
             levels[i].append(s.logits.clone())
     for i in range(2):
         assert close(torch.cat(levels[i]), whole[i])
+
+
+def test_growing_a_tree_level_by_level_equals_one_verify(target: TransformersTarget) -> None:
+    level_by_level_equals_one_verify(target)
 
 
 def test_a_rejected_tree_leaves_no_trace(target: TransformersTarget) -> None:

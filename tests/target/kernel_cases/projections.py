@@ -60,11 +60,11 @@ def test_a_product_with_all_that_stands_around_it(
         assert error(got, plain(x, weights, biases, norm, added, False)) < CLOSE
 
 
-@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("split", [None, 1, 2])
 @pytest.mark.parametrize("rows", [1, 33])
-def test_a_gated_pair(rows: int, split: int) -> None:
+def test_a_gated_pair(rows: int, split: int | None) -> None:
     x, weights, norm = normal(1, rows, 256), [normal(150, 256) / 16 for _ in range(2)], Norm(normal(256), 1e-6)
-    got = project(x, weights, norm=norm, gated=True, shape=Shape(64, 64, split, 2))
+    got = project(x, weights, norm=norm, gated=True, shape=split and Shape(64, 64, split, 2))
     assert got.shape == (1, rows, 150)
     assert error(got, plain(x, weights, (None, None), norm, None, True)) < CLOSE
 
@@ -136,5 +136,17 @@ def test_norm_and_gate() -> None:
     x, weight = normal(5, 3, 72, dtype=torch.float32).transpose(0, 1), normal(72, dtype=torch.float32)
     want = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
     assert error(small.rms_norm(x, weight, 1e-5), want) < 1e-6
+    y = normal(3, 5, 72, dtype=torch.float32)
+    whole, normed = small.add_norm(x, y, weight, 1e-5)
+    assert torch.equal(whole, x + y) and error(normed, small.rms_norm(x + y, weight, 1e-5)) < 1e-6
     a, b = normal(7, 100, dtype=torch.float32), normal(7, 100, dtype=torch.float32)
     assert error(small.gate(a, b), F.silu(a) * b) < 1e-6
+
+
+@pytest.mark.parametrize("size", [5, small.STRETCH, 2 * small.STRETCH + 77])
+def test_the_likeliest_is_the_first_of_the_largest(size: int) -> None:
+    logits = torch.randint(-9, 9, (3, 7, size), device=DEVICE).to(DTYPE)  # ties everywhere
+    logits[0, 0], logits[1, 1] = -torch.inf, -3.0
+    for _ in range(2):  # the second finds the counters as the first left them
+        got = small.likeliest(logits)
+        assert torch.equal(got, (logits == logits.amax(-1, keepdim=True)).float().argmax(-1).int())

@@ -16,6 +16,7 @@ from outrider.tree import fixed
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
+EXAMPLES = 6 if GPU else 25  # there every example is a kernel to compile
 
 
 def words_of(sees: np.ndarray, rows: int, words: int) -> np.ndarray:
@@ -51,6 +52,21 @@ def problem(
     return query, keys, values, layout
 
 
+def still_to_store(keys: torch.Tensor, values: torch.Tensor, layout: Any, rows: int) -> reference.Fresh:
+    """The last nodes of every tree, one a row, and padding for the rest; what the cache holds there is taken out."""
+    batch, capacity = len(layout.slots), keys.shape[2]
+    key, value = (torch.randn(batch, part.shape[1], rows, part.shape[3], device=DEVICE, dtype=part.dtype)
+                  for part in (keys, values))  # fmt: skip
+    places = torch.full((batch, rows), capacity - 1, device=DEVICE)
+    for b in range(batch):
+        length, count = int(layout.lengths[b]), int(layout.nodes[b])
+        own = max(1, min(rows, count) - b)  # the second sequence has run a node before
+        places[b, :own] = torch.arange(length + count - own, length + count)
+        keys[layout.slots[b], :, length + count - own : -1] = torch.nan
+        values[layout.slots[b], :, length + count - own : -1] = torch.nan
+    return reference.Fresh(key, value, places)
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
@@ -61,7 +77,7 @@ shapes = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
 @given(shapes, st.sampled_from([None, 20, 90]), st.booleans(), st.booleans(), st.booleans())
 def test_the_kernel_equals_float64(shape: Any, window: int | None, cap: bool, sinks: bool, rotary: bool) -> None:
     query, keys, values, layout = problem(*shape, torch.float32)
@@ -73,6 +89,37 @@ def test_the_kernel_equals_float64(shape: Any, window: int | None, cap: bool, si
         options["rotary"] = (angle.cos(), angle.sin())
     want = reference.tree_attention(query, keys, values, layout, 0.3, **options)
     assert error(ta.tree_attention(query, keys, values, layout, 0.3, **options), want) < 1e-5
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@given(shapes, st.sampled_from([None, 20]), st.booleans(), st.sampled_from([None, (16, 1), (32, 3), (64, 7)]))
+def test_rows_that_are_not_in_the_cache_are_stored_and_seen(
+    shape: Any, window: int | None, rotary: bool, cut: tuple[int, int] | None
+) -> None:
+    query, keys, values, layout = problem(*shape, torch.float32)
+    batch, _, rows, dim = query.shape
+    fresh = still_to_store(keys, values, layout, rows)
+    options: dict[str, Any] = {"window": window}
+    if rotary:
+        angle = torch.rand(batch, rows, dim // 2, device=DEVICE).repeat(1, 1, 2) * 6
+        options["rotary"] = (angle.cos(), angle.sin())
+    own = keys.clone(), values.clone()
+    got = ta.tree_attention(query, *own, layout, 0.3, fresh=fresh, shape=cut and ta.Shape(*cut), **options)
+    for kept in (keys, values):
+        kept.nan_to_num_(0.0)  # the judge multiplies what it does not see by zero
+    want = reference.tree_attention(query, keys, values, layout, 0.3, fresh=fresh, **options)
+    assert error(got, want) < 1e-5
+    for mine, theirs in zip(own, (keys, values), strict=True):
+        assert torch.allclose(mine.nan_to_num(0.0)[:, :, :-1], theirs[:, :, :-1], atol=1e-5)
+
+
+def test_a_row_is_the_same_beside_any_other_sequences() -> None:
+    query, keys, values, layout = problem(2, 3, 5, 2, 2, 16, 200, torch.float32)
+    cut = ta.Shape(16, 3)
+    whole = ta.tree_attention(query, keys, values, layout, 0.3, shape=cut)
+    for b in range(3):
+        own = reference.Layout(*(getattr(layout, f)[b : b + 1] for f in reference.Layout.__slots__))
+        assert torch.equal(ta.tree_attention(query[b : b + 1], keys, values, own, 0.3, shape=cut)[0], whole[b])
 
 
 def test_trees_of_more_than_one_word_of_nodes() -> None:
@@ -128,3 +175,9 @@ def test_bfloat16_on_the_gpu(rows: int, batch: int) -> None:
     for window in (None, 600):
         want = reference.tree_attention(query, keys, values, layout, 128**-0.5, window=window)
         assert error(ta.tree_attention(query, keys, values, layout, 128**-0.5, window=window), want) < 1e-2
+    fresh = still_to_store(keys, values, layout, rows)
+    own = keys.clone(), values.clone()
+    want = reference.tree_attention(
+        query, keys.nan_to_num_(0.0), values.nan_to_num_(0.0), layout, 128**-0.5, fresh=fresh
+    )
+    assert error(ta.tree_attention(query, *own, layout, 128**-0.5, fresh=fresh), want) < 1e-2

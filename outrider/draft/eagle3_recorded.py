@@ -1,0 +1,342 @@
+"""EAGLE-3 drafting without the host: a whole proposal of a one-layer drafter as one recording that is replayed.
+
+The tree of EAGLE-2 (arXiv 2406.16858) with static shapes: the accepted rows run into the layer's cache, then level by
+level the best `beam` nodes are expanded, and at the end the likeliest nodes of all levels are chosen, all on the
+device; one small tensor goes in, one transfer brings tokens, parents and values. Lossless: point masses, the trees of
+`grow/topk.py`. What waited for long of the text, and slots whose candidates are drawn, take the path by the source.
+Cost: one forward of the layer a level at its full beam, and some tens of small kernels; a second to record each size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.draft.eagle3 import Eagle3Source, FeatureLayer, Seat
+from outrider.draft.eagle3_layer import turns
+from outrider.draft.feature_cache import FeatureCache
+from outrider.draft.grown import Grown
+from outrider.protocols import Budget, Noise
+from outrider.tree import TokenTree, fixed, root
+
+log = logging.getLogger("outrider")
+TEXT = 16  # rows of text that one recording runs; more go through the source first
+GIVEN = 64  # rows of a target step whose features are handed over as they are
+BATCHES = (1, 2, 4, 8, 16, 32)
+KEPT = 64  # candidates that come back at least
+WORD = 64  # nodes in one mask word
+MOST = 2 * WORD  # nodes that the attention kernel can tell apart
+
+
+class Kernels(Protocol):
+    """What a runtime that records brings along."""
+
+    Layout: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]  # slots, lengths, nodes, positions, words
+
+    def tree_attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, layout: Any, scaling: float, *,
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> Tensor: ...  # fmt: skip
+    def store_rows(
+        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> None: ...  # fmt: skip
+    def top(self, logits: Tensor, count: int, heat: Tensor | None) -> Tensor: ...
+
+
+Forward = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One slot's part of a proposal."""
+
+    slot: int
+    seat: Seat
+    depth: int
+
+
+class Inputs:
+    """What changes from proposal to proposal, at a fixed place on the device; one for each size of batch."""
+
+    def __init__(self, batch: int, features: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._host = torch.zeros((5 + 2 * TEXT) * batch, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._device = torch.zeros_like(self._host, device=device)
+        self._alone, self._each = _halves(self._host.numpy(), batch)  # [5, batch], [2, batch, TEXT]
+        alone, each = _halves(self._device, batch)
+        self.slots, self.lengths, self.counts, self.depths = alone[:4]
+        self.heat = alone[4].view(torch.float64)  # a temperature; as bits, to go over with the rest
+        self.tokens, self.rows = each
+        self.given = torch.zeros((batch, GIVEN, features), dtype=dtype, device=device)
+
+    def fill(self, wanted: Sequence[Wanted]) -> None:
+        self._host.zero_()
+        heat = self._alone[4].view(np.float64)
+        heat[:] = 1.0
+        for i, own in enumerate(wanted):
+            seat, count = own.seat, own.seat.rows
+            self._alone[:4, i] = own.slot, seat.length, count, own.depth
+            heat[i] = seat.context.temperature or 1.0
+            self._each[0, i, :count], self._each[1, i, :count] = seat.following(), self._give(i, seat)
+        self._device.copy_(self._host, non_blocking=True)
+
+    def _give(self, i: int, seat: Seat) -> list[int]:
+        """Features to the device's place for them; where there the rows of the text stand."""
+        if sum(len(piece.hidden[0]) for piece in seat.waiting) > GIVEN:
+            self.given[i, : seat.rows] = seat.features()
+            return list(range(seat.rows))
+        rows, at = list[int](), 0
+        for piece in seat.waiting:
+            size = len(piece.hidden[0])
+            torch.cat(piece.hidden, -1, out=self.given[i, at : at + size])
+            rows += [at + row for row in piece.rows]
+            at += size
+        return rows
+
+
+class Recording:
+    """The proposals of one network, recorded by batch, depth and number of candidates. Changes its cache only."""
+
+    def __init__(
+        self, net: FeatureLayer, embed: Callable[[Tensor], Tensor], cache: FeatureCache, ops: Kernels, *,
+        beam: int, branch: int, active: Callable[[], AbstractContextManager[None]],
+        record: Callable[[Forward], Forward] | None,
+    ) -> None:  # fmt: skip
+        """`active` surrounds the forward while it is recorded; without `record` it runs anew each time."""
+        self.net, self.embed, self.cache, self.ops, self.active, self.record = net, embed, cache, ops, active, record
+        self.beam, self.branch = beam, min(branch, net.shape.vocab)
+        self.device, self.dtype = net.fc.weight.device, net.fc.weight.dtype
+        self._inputs: dict[int, Inputs] = {}
+        self._made: dict[tuple[int, int, int], tuple[_Proposal, Forward]] = {}  # a replay reads what its forward holds
+        self._keys: Tensor | None = None  # those that were recorded with
+
+    @torch.inference_mode()
+    def run(self, wanted: Sequence[Wanted], nodes: int, deepest: int) -> Candidates:
+        """At least `nodes` candidates of each slot; no slot wants more than `deepest` levels."""
+        batch = next(size for size in BATCHES if size >= len(wanted))
+        depth = max(own.depth for own in wanted)
+        depth, keep = min(depth + depth % 2, deepest), max(KEPT, 1 << (nodes - 1).bit_length())
+        if batch not in self._inputs:
+            features = len(self.net.shape.layers) * self.net.shape.hidden
+            self._inputs[batch] = Inputs(batch, features, self.dtype, self.device)
+        self._inputs[batch].fill(wanted)
+        self.cache.reserve(0, max(own.seat.length for own in wanted) + TEXT + MOST + 1)
+        if self._keys is not self.cache.whole[0]:  # what was recorded reads another place
+            self._keys, self._made = self.cache.whole[0], {}
+        key = (batch, depth, keep)
+        if key not in self._made:
+            forward = _Proposal(self, self._inputs[batch], *key)
+            self._made[key] = forward, self.record(forward) if self.record is not None else forward
+        return Candidates(self._made[key][1]().cpu().numpy(), first_of_level(self.beam, self.branch, depth))
+
+
+def expanded(beam: int, branch: int, depth: int) -> list[int]:
+    """Nodes that are run at each level but the last."""
+    sizes: list[int] = []
+    for _ in range(1, depth):
+        sizes.append(min(beam, branch * (sizes[-1] if sizes else 1)))
+    return sizes
+
+
+def first_of_level(beam: int, branch: int, depth: int) -> NDArray[np.int64]:
+    """The number of the first candidate of each level; last, how many there are."""
+    return np.cumsum([0, *(branch * rows for rows in (1, *expanded(beam, branch, depth)))])
+
+
+class _Proposal:
+    """The forward of one size: static shapes only, nothing asks the device for a value."""
+
+    def __init__(self, owner: Recording, inputs: Inputs, batch: int, depth: int, keep: int) -> None:
+        self.owner, self.inputs, self.batch, self.depth, self.keep = owner, inputs, batch, depth, keep
+        self.keys, self.values = owner.cache.whole
+        self.sizes = expanded(owner.beam, owner.branch, depth)
+        self.first = first_of_level(owner.beam, owner.branch, depth).tolist()
+        nodes, device = sum(self.sizes), owner.device
+        self.text, self.levels = torch.arange(TEXT, device=device), torch.arange(depth, device=device)
+        self.nodes = torch.arange(nodes, device=device)
+        self.above = torch.tensor([i for i, size in enumerate(self.sizes) for _ in range(size)], device=device)
+        self.flying = [torch.full((batch,), end, device=device) for end in np.cumsum(self.sizes).tolist()]
+        self.chain = _words([(1 << row + 1) - 1 for row in range(TEXT)]).to(device)  # [TEXT, 2]
+        self.own = _words([1 << node for node in range(nodes)]).to(device)  # [nodes, 2]
+
+    def __call__(self) -> Tensor:
+        with self.owner.active():
+            return self._grow()
+
+    def _grow(self) -> Tensor:
+        """[4, batch, keep]: number, token and parent's number of the likeliest candidates, and their values' bits."""
+        owner, given, branch = self.owner, self.inputs, self.owner.branch
+        length = given.lengths + given.counts  # rows of text, once those that wait have run
+        states, cos, sin = self._read_text(length)
+        wanted = (given.depths[:, None] > self.levels).double()  # [B, depth]
+        places = torch.where((given.counts > 0)[:, None], length[:, None] + self.nodes, self.keys.shape[2] - 1)
+        positions = length[:, None] + self.above
+        heat = given.heat.float()[:, None]
+        value = wanted[:, :1]  # of the nodes that were run last; at first the root
+        number = torch.full((self.batch, 1), -1, device=owner.device)  # as candidates; -1: the root
+        words = torch.zeros((self.batch, 1, 2), dtype=torch.int64, device=owner.device)
+        levels: list[tuple[Tensor, Tensor, Tensor]] = []
+        begun = 0  # nodes that were run
+        for level in range(1, self.depth + 1):
+            rows = states.shape[1]
+            found = owner.ops.top(owner.net.logits(states), branch, heat.expand(-1, rows).flatten())
+            tokens = owner.net.ids[found[0].flatten(1).long()]
+            values = (value[..., None] * found[1].view(torch.float32).double().exp()).flatten(1)
+            levels.append((tokens, number[..., None].expand(-1, -1, branch).flatten(1), values))
+            if level == self.depth:
+                break
+            size = self.sizes[level - 1]
+            best = values.sort(dim=1, descending=True, stable=True)
+            chosen, value = best.indices[:, :size], best.values[:, :size] * wanted[:, level, None]
+            parent, number = chosen // branch, self.first[level - 1] + chosen
+            here = slice(begun, begun + size)
+            begun += size
+            words = _picked(words, parent) | self.own[here]
+            flying, position = self.flying[level - 1], positions[:, here].contiguous()
+            layout = owner.ops.Layout(given.slots, length, flying, position, words)
+            at = TEXT + level - 1
+            turn = (cos[:, at, None].expand(-1, size, -1), sin[:, at, None].expand(-1, size, -1))
+            below = tokens.gather(1, chosen)
+            states = self._run(below, _picked(states, parent), layout, places[:, here].contiguous(), turn)
+        tokens, parents, values = (torch.cat(part, 1) for part in zip(*levels, strict=True))
+        best = values.sort(dim=1, descending=True, stable=True)  # of equals the first, which is the parent
+        order = best.indices[:, : self.keep]
+        picked = [order, tokens.gather(1, order), parents.gather(1, order)]
+        return torch.stack([*picked, best.values[:, : self.keep].contiguous().view(torch.int64)])
+
+    def _read_text(self, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the rows that wait: the state after the last of them [B, 1, d], and rotations for text and levels."""
+        owner, given = self.owner, self.inputs
+        real = self.text < given.counts[:, None]  # [B, TEXT]
+        positions = given.lengths[:, None] + self.text
+        deeper = length[:, None] + self.levels
+        angles = turns(torch.cat([positions, deeper], 1), owner.net.shape).repeat(1, 1, 2)
+        cos, sin = angles.cos(), angles.sin()
+        layout = owner.ops.Layout(
+            given.slots, given.lengths, given.counts, positions, torch.where(real[..., None], self.chain, 0)
+        )
+        places = torch.where(real, positions, self.keys.shape[2] - 1)
+        state = owner.net.fuse(_picked(given.given, given.rows))
+        states = self._run(given.tokens, state, layout, places, (cos[:, :TEXT], sin[:, :TEXT]))
+        return _picked(states, (given.counts - 1).clamp(min=0)[:, None]), cos, sin
+
+    def _run(
+        self, tokens: Tensor, state: Tensor, layout: Any, places: Tensor, rotary: tuple[Tensor, Tensor]
+    ) -> Tensor:  # fmt: skip
+        owner = self.owner
+        embedded = owner.embed(tokens)
+        state = owner.net.enter(embedded, state)
+        q, k, v = owner.net.project(embedded, state, None)
+        owner.ops.store_rows(k, v, self.keys, self.values, layout.slots, places, rotary)
+        scale = owner.net.shape.head_dim**-0.5
+        attended = owner.ops.tree_attention(q, self.keys, self.values, layout, scale, rotary=rotary)
+        return owner.net.finish(state, attended.transpose(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What one proposal brought to the host."""
+
+    found: NDArray[np.int64]  # [4, batch, keep], likeliest first
+    first: NDArray[np.int64]  # number of the first candidate of each level
+
+    def tree(self, i: int, pending: int, nodes: int, origin: str) -> TokenTree:
+        """The likeliest `nodes` of slot i, level by level and likeliest first within one."""
+        numbers, tokens, parents, bits = self.found[:, i, :nodes]
+        values = bits.view(np.float64)
+        count = int(np.searchsorted(-values, 0.0))  # what has no value is no candidate
+        order = np.argsort(np.searchsorted(self.first, numbers[:count], side="right"), kind="stable")
+        place = np.zeros(self.first[-1] + 1, dtype=np.int64)  # its last stands for the root, whose number is -1
+        place[numbers[order]] = np.arange(1, count + 1)
+        return fixed(
+            np.concatenate([[pending], tokens[order]]), np.concatenate([[-1], place[parents[order]]]), origin,
+            np.concatenate([[1.0], values[order]]),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Recorded(Grown):
+    """A source and a grower, and a recording that does the work of both where nothing is drawn.
+
+    The tree of a smaller budget is the best of a larger one, since a node's value never rises along a path.
+    """
+
+    make: Callable[[Eagle3Source], Recording] | None = None  # for the network that the source has now
+    depth: int = 6  # as the grower's
+    always: bool = False  # the grower draws for nobody
+    _recording: Recording | None = None
+    _broken: bool = False
+
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+        mine = [i for i, slot in enumerate(slots) if self._records(slot)]
+        if not mine or len(mine) > BATCHES[-1]:
+            return Grown.propose(self, slots, budgets, noise)
+        trees = self._replay([slots[i] for i in mine], [budgets[i] for i in mine])
+        if trees is None:
+            return Grown.propose(self, slots, budgets, noise)
+        made = dict(zip(mine, trees, strict=True))
+        if rest := [i for i in range(len(slots)) if i not in made]:
+            others = Grown.propose(self, [slots[i] for i in rest], [budgets[i] for i in rest], [noise[i] for i in rest])
+            made |= dict(zip(rest, others, strict=True))
+        return [made[i] for i in range(len(slots))]
+
+    def _records(self, slot: int) -> bool:
+        plain = isinstance(self.source, Eagle3Source) and not self._broken  # not one that stands in for it
+        return plain and (self.always or not self.sampled or self._contexts[slot].temperature <= 0)
+
+    def _replay(self, slots: Sequence[int], budgets: Sequence[Budget]) -> list[TokenTree] | None:
+        source = cast(Eagle3Source, self.source)
+        trees = [root(int(self._contexts[slot].tokens[-1])) for slot in slots]
+        limits = [budget & Budget(budget.nodes, self.depth) for budget in budgets]
+        able = [i for i, slot in enumerate(slots) if min(limits[i].nodes, limits[i].depth) > 0 and source.knows(slot)]
+        if not able:
+            return trees
+        for i in able:
+            if source.seat(slots[i]).rows > TEXT:
+                source.absorb(slots[i])
+        wanted = [Wanted(slots[i], source.seat(slots[i]), limits[i].depth) for i in able]
+        try:
+            found = self._recording_of(source).run(wanted, max(limits[i].nodes for i in able), self.depth)
+        except Exception as error:
+            self._broken = True
+            log.warning("drafts of %s are not recorded but made step by step: %s", self.name, error)
+            return None
+        for at, i in enumerate(able):
+            trees[i] = found.tree(at, int(trees[i].tokens[0]), limits[i].nodes, self.name)
+            wanted[at].seat.ran = len(wanted[at].seat.waiting)
+        return trees
+
+    def _recording_of(self, source: Eagle3Source) -> Recording:
+        if self._recording is None or self._recording.net is not source.net:
+            assert self.make is not None
+            self._recording = self.make(source)
+        return self._recording
+
+
+def fits(beam: int, branch: int, depth: int) -> bool:
+    """Whether such trees can be recorded."""
+    return sum(expanded(beam, branch, depth)) <= MOST
+
+
+def _halves(flat: Any, batch: int) -> tuple[Any, Any]:
+    """Five numbers and two rows of text for each sequence, an array or a tensor each."""
+    return flat[: 5 * batch].reshape(5, batch), flat[5 * batch :].reshape(2, batch, TEXT)
+
+
+def _picked(x: Tensor, rows: Tensor) -> Tensor:
+    """[B, n, d] at [B, m] -> [B, m, d]."""
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _words(masks: Sequence[int]) -> Tensor:
+    """Bit masks as two signed 64-bit words each."""
+    parts = [[mask & ((1 << WORD) - 1), mask >> WORD] for mask in masks]
+    return torch.from_numpy(np.array(parts, dtype=np.uint64).reshape(-1, 2).view(np.int64).copy())
