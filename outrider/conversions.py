@@ -12,8 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from platformdirs import user_cache_path
 from rich.progress import Progress
+from torch import Tensor
 
 from outrider.models.convert import kept
 from outrider.models.load import fingerprint
@@ -65,7 +67,19 @@ def _make(model: Any, precision: str) -> Any:
 def identity_of(model: Any) -> list[str]:
     """Weights and configuration: what decides the model's output."""
     config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_") and k not in VOLATILE}
-    return [fingerprint(model), digest(config)]
+    return [fingerprint(model), digest(config), digest([_bits(p) for p in model.parameters()])]
+
+
+def _bits(weight: Tensor) -> int:
+    """The sum of a tensor's bit patterns: a fingerprint looks at a few values, training may change any."""
+    if weight.is_meta or not weight.is_floating_point():
+        return weight.numel()
+    return int(
+        weight.detach()
+        .contiguous()
+        .view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize])
+        .sum()
+    )
 
 
 def digest(value: Any) -> str:

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName
+from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel
+from outrider.models.quiet import first_line
 from outrider.protocols import Target
 from outrider.target.eager import TransformersTarget
 
 log = logging.getLogger("outrider")
 AUTO_NAME = "auto"
-AUTO = ("graphs", "eager")  # what "auto" may take, best first; the last runs everything
+AUTO = ("graphs", "openvino", "eager")  # what "auto" may take, best first; the last runs everything
 WORTH_A_TRIAL = 1 << 25  # parameters; a smaller model runs before a conversion and a trial would be done
 
 
@@ -125,8 +126,14 @@ def _openvino(model: Any, precision: str, keep: bool, limits: Mapping[str, Any])
     from outrider.conversions import openvino_graph
     from outrider.target.openvino import OpenVINOTarget
 
-    graph = openvino_graph(model, precision, keep)
-    return OpenVINOTarget(model, graph, precision=precision, self_test=False, **limits)
+    try:
+        graph = openvino_graph(model, precision, keep)
+        return OpenVINOTarget(model, graph, precision=precision, self_test=False, **limits)
+    except ImportError as error:
+        why = f"the package openvino is there but cannot be imported ({error})"
+        raise MissingExtra(f"{why}; run: pip install --force-reinstall openvino, or use runtime eager") from error
+    except (RuntimeError, OSError) as error:
+        raise UnsupportedModel(f"OpenVINO cannot run it here ({first_line(error)}); use runtime eager") from error
 
 
 def _openvino_obstacle(device: torch.device, precision: str) -> str:

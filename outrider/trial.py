@@ -22,6 +22,7 @@ from outrider.conversions import digest, identity_of
 from outrider.errors import InputError
 from outrider.files import write_atomic
 from outrider.protocols import Needs, Target
+from outrider.recipes.common import told_if_slow
 from outrider.tree import fixed
 
 log = logging.getLogger("outrider")
@@ -38,7 +39,8 @@ def faster(model: Any, name: str, made: Target, other: str, build_other: Callabl
         return bool(seconds[name] < seconds[other])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    seconds = trial({name: made, other: build_other()})
+    with told_if_slow(f"measuring whether {name} or {other} runs this model faster; done once and kept"):
+        seconds = trial({name: made, other: build_other()})
     log.info("milliseconds of a step: %s", {name: round(1e3 * own, 1) for name, own in seconds.items()})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import runtimes, trial
-from outrider.errors import InputError, MissingExtra, UnknownName, UnsupportedModel
+from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel
 from outrider.runtimes import RUNTIMES, Runtime, build, build_draft, check
 from outrider.target.eager import TransformersTarget
 
@@ -86,6 +86,33 @@ def test_a_missing_package_names_the_extra(model: Any, monkeypatch: pytest.Monke
         build(model, "openvino", "int8")
     assert RUNTIMES["openvino"].obstacle(CPU, "float32") == ""
     assert "CPU" in RUNTIMES["openvino"].obstacle(torch.device("cuda"), "float32")
+
+
+@pytest.mark.parametrize(("error", "line"), [
+    (ImportError("libopenvino.so is missing"), "cannot be imported (libopenvino.so is missing)"),
+    (RuntimeError("no such instruction\nat 0x0"), "cannot run it here (no such instruction)"),
+    (OSError("disk full"), "cannot run it here (disk full)"),
+])  # fmt: skip
+def test_a_broken_openvino_is_left_out_in_one_line_and_refused_by_name(
+    model: Any, error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("outrider.conversions.openvino_graph", broken)
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: "there")
+    monkeypatch.setattr(runtimes, "WORTH_A_TRIAL", 1)
+    with caplog.at_level(logging.WARNING):
+        assert type(build(model)) is TransformersTarget
+    messages = [r.getMessage() for r in caplog.records]
+    assert len(messages) == 1 and line in messages[0] and "\n" not in messages[0] and "eager" in messages[0]
+    with pytest.raises(OutriderError, match="eager"):
+        build(model, "openvino")
+
+
+def test_the_openvino_runtime_is_tried_on_a_cpu_before_the_one_that_runs_everything() -> None:
+    assert runtimes.AUTO.index("openvino") < runtimes.AUTO.index("eager") == len(runtimes.AUTO) - 1
+    assert RUNTIMES["openvino"].measured and RUNTIMES["openvino"].precision == "float32"
 
 
 def test_a_precision_asks_for_the_runtime_that_has_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ def doctor(json: Json = None) -> None:
     for own in RUNTIMES.values():
         why = own.obstacle(device, own.precision)
         precisions = f" ({', '.join(own.precisions)})" if own.precisions else ""
-        taken = "" if own.name in AUTO else f"by name: --runtime {own.name}"
+        tried = "auto takes it where a trial finds it the fastest" if own.measured else ""
+        taken = tried if own.name in AUTO else f"by name: --runtime {own.name}"
         state = State.NOTE if why else State.OK
         findings.append(Finding(f"runtime {own.name}", state, own.summary + precisions, why or taken))
     if json != STDOUT:

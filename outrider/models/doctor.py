@@ -51,7 +51,7 @@ def report(timeout: float = 3.0) -> list[Finding]:
         _cache(),
         _embedded(),
         _hub(timeout),
-        _runtime(),
+        _device(),
     ]
 
 
@@ -95,8 +95,8 @@ def _hub(timeout: float) -> Finding:
     return Finding("hub", State.NOTE, f"{hub.endpoint()} does not answer", remedy)
 
 
-def _runtime() -> Finding:
+def _device() -> Finding:
     device = default_device()
     why = "a GPU is present" if device.type == "cuda" else "no GPU is usable"
     dtype = "the checkpoint's dtype" if device.type == "cuda" else "float32"
-    return Finding("runtime", State.OK, f"transformers on {device.type} in {dtype}, because {why}")
+    return Finding("device", State.OK, f"{device.type} in {dtype}, because {why}")

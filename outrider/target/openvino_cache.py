@@ -1,8 +1,8 @@
 """RowCache: keys and values of the running slots as contiguous inputs of a graph, and the masks over them.
 
-A graph reads whole tensors, so all slots share one capacity, which grows in strides with the longest text and falls
-back when the last slot is released; slots in use lie in neighbouring rows. Rows in flight live behind the committed
-prefix (node i of a tree at length + i), and masks hide what is stale.
+Finished blocks of text lie as the graph's products want them, all slots with the same number of blocks, which grows in
+strides with the longest text and falls back when the last slot is released; slots in use lie in neighbouring rows. The
+unfinished block lies beside them, and the rows in flight wait until it is known which of them stay.
 """
 
 from __future__ import annotations
@@ -16,126 +16,216 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from outrider.target.cache import zeros
-from outrider.target.openvino_convert import Rule, Traits
+from outrider.target.openvino_convert import BLOCK, Rule, Traits
 from outrider.target.passes import Block
 
-LEAST = 128  # columns; every new capacity costs the plugin some milliseconds of code generation
+Array = NDArray[np.float32]
 
 
-def stride(columns: int) -> int:
-    """The capacity for so many columns: at most half as many again, and few different ones."""
-    step = LEAST
-    while columns > 4 * step:
+def stride(blocks: int) -> int:
+    """Room for so many blocks: few different numbers, because the plugin makes code for every new one."""
+    step = 1
+    while blocks > 4 * step:
         step *= 2
-    return max(LEAST, -(-columns // step) * step)
+    return max(1, -(-blocks // step) * step)
 
 
 class RowCache:
     def __init__(self, known: Traits, slots: int) -> None:
-        self.slots, self.capacity = slots, 0
+        self.slots, self.capacity = slots, 0  # blocks a slot
         self.version = 0  # changes whenever the tensors are other ones
-        self._groups, self._shapes = known.groups, [known.tensor_shape(group[0]) for group in known.groups]
-        self._blocks: list[NDArray[np.float32]] = []  # one a group: [tensors, slots, H, C, D]
-        self._row: dict[int, int] = {}  # of the slots that hold something: always 0 .. n - 1
+        self._known, self._groups = known, known.groups
+        self._blocks: list[Array] = []  # one a group: [tensors, slots, N, *known.block]
+        self._recent: list[Array] = []  # likewise [tensors, slots, *known.recent]
+        self._flight: dict[
+            int, list[Array]
+        ] = {}  # of a slot, one a group [tensors, H, rows, D]: stand behind its length
+        self._length: dict[int, int] = {}  # of the slots that hold something: columns in blocks and in recent
+        self._row: dict[int, int] = {}  # likewise: always 0 .. n - 1
 
     @property
     def bytes(self) -> int:
-        return sum(block.nbytes for block in self._blocks)
+        return sum(array.nbytes for array in (*self._blocks, *self._recent))
 
     def row(self, slot: int) -> int:
         """Changes state: a slot gets a row when it is first used."""
+        self._length.setdefault(slot, 0)
         return self._row.setdefault(slot, len(self._row))
 
-    def reserve(self, columns: int) -> None:
+    def reserve(self, length: int) -> None:
         """Changes state: room for a slot of so many columns; may move everything to larger tensors."""
-        if columns <= self.capacity:
+        if self._recent and length // BLOCK <= self.capacity:
             return
         self.version += 1
-        old, used, self.capacity = self.capacity, len(self._row), stride(columns)
-        blocks = []
-        for i, (group, (heads, dim)) in enumerate(zip(self._groups, self._shapes, strict=True)):
-            shape = (len(group), self.slots, heads, self.capacity, dim)
-            blocks.append(zeros(shape, torch.float32, torch.device("cpu")).numpy())
-            if old:
-                blocks[i][:, :used, :, :old] = self._blocks[i][:, :used]
+        old, self.capacity = self.capacity, stride(length // BLOCK)
+        blocks = [self._zeros(group, self.capacity, *self._known.block(group[0])) for group in self._groups]
+        for new, before in zip(blocks, self._blocks, strict=False):
+            new[:, : len(self._row), :old] = before[:, : len(self._row)]
         self._blocks = blocks
+        if not self._recent:
+            self._recent = [self._zeros(group, *self._known.recent(group[0])) for group in self._groups]
 
-    def views(self, first: int, batch: int) -> dict[int, NDArray[np.float32]]:
-        """Every tensor's rows first .. first + batch, contiguous: [B, H, C, D]."""
+    def _zeros(self, group: list[int], *shape: int) -> Array:
+        return zeros((len(group), self.slots, *shape), torch.float32, torch.device("cpu")).numpy()
+
+    def settle(self, slot: int, length: int) -> None:
+        """Changes state: of the rows in flight those up to `length` are text now; none where that is the old length."""
+        row, at = self.row(slot), self._length[slot]
+        self.reserve(length)
+        if at == length:
+            return
+        flight = self._flight.pop(slot)
+        for begin in range(at, length, BLOCK):  # at most one end of a block in each part
+            self._append(row, begin, [rows[:, :, begin - at : min(begin + BLOCK, length) - at] for rows in flight])
+        self._length[slot] = length
+
+    def _append(self, row: int, at: int, parts: Sequence[Array]) -> None:
+        """Changes state: up to a block's worth of columns behind `at`; a block that is full joins the finished ones."""
+        column = at % BLOCK
+        for group, blocks, recent, part in zip(self._groups, self._blocks, self._recent, parts, strict=True):
+            own, first = recent[:, row], min(BLOCK - column, part.shape[2])
+            _put(own[:, :, column:], part[:, :, :first])
+            if column + part.shape[2] >= BLOCK:
+                blocks[:, row, at // BLOCK] = own if group[0] % 2 else own.swapaxes(2, 3)
+                _put(own, part[:, :, first:])
+
+    def views(self, first: int, batch: int) -> dict[str, Array]:
+        """Every tensor's rows first .. first + batch, contiguous."""
         return {
-            tensor: block[place, first : first + batch]
-            for group, block in zip(self._groups, self._blocks, strict=True)
+            f"{name}.{tensor}": array[place, first : first + batch]
+            for name, arrays in (("past", self._blocks), ("recent", self._recent))
+            for group, array in zip(self._groups, arrays, strict=True)
             for place, tensor in enumerate(group)
         }
 
-    def write(self, first: int, blocks: Sequence[Block], new: Sequence[NDArray[np.float32]]) -> None:
-        """Changes state: keep the rows that a graph gave back, one array a group [tensors * B, H, R, D]."""
-        for stored, fresh in zip(self._blocks, new, strict=True):
-            own = fresh.reshape(len(stored), len(blocks), *fresh.shape[1:])
+    def extended(self, first: int, blocks: Sequence[Block], width: int) -> dict[str, Array]:
+        """The recent columns, copied, with the rows behind them that are in flight from earlier passes."""
+        inputs: dict[str, Array] = {}
+        for g, (group, recent) in enumerate(zip(self._groups, self._recent, strict=True)):
+            own = recent[:, first : first + len(blocks)]
+            wide = np.zeros((*own.shape[:3], width, own.shape[4]), dtype=np.float32)
+            wide[..., :BLOCK, :] = own
             for i, b in enumerate(blocks):
-                stored[:, first + i, :, b.length + b.done : b.reach] = own[:, i, :, : b.rows]
+                if b.done:
+                    _put(wide[:, i, :, BLOCK:], self._flight[b.slot][g][:, :, : b.done])
+            inputs |= {f"recent.{tensor}": wide[place] for place, tensor in enumerate(group)}
+        return inputs
+
+    def write(self, blocks: Sequence[Block], new: Sequence[Array]) -> None:
+        """Changes state: keep the rows that a graph gave back, one array a group [tensors * B, H, R, D]."""
+        for i, b in enumerate(blocks):
+            fresh = [g.reshape(-1, len(blocks), *g.shape[1:])[:, i, :, : b.rows] for g in new]
+            if b.done:
+                before = self._flight[b.slot]
+                self._flight[b.slot] = [
+                    np.concatenate([o[:, :, : b.done], f], 2) for o, f in zip(before, fresh, strict=True)
+                ]
+            else:
+                self._flight[b.slot] = [f.copy() for f in fresh]
+
+    def fill(self, slot: int, length: int) -> None:
+        """Changes state: a slot of so many columns of noise, to try the arithmetic on."""
+        noise = np.random.default_rng(0)
+        rows = [(len(g), self._known.recent(g[0])[0], length, self._known.dim(g[0])) for g in self._groups]
+        self.row(slot)
+        self._flight[slot] = [noise.standard_normal(shape, dtype=np.float32) for shape in rows]
+        self.settle(slot, length)
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Changes state: copy column sources[i] of slots[i] to column targets[i], in all layers at once."""
-        rows = [self._row[slot] for slot in slots]
-        for block in self._blocks:
-            block[:, rows, :, list(targets)] = block[:, rows, :, list(sources)]
+        """Changes state: row sources[i] in flight of slots[i] takes the place targets[i]; both count all columns."""
+        for slot, source, target in zip(
+            slots, sources, targets, strict=True
+        ):  # ascending, and a source behind its target
+            length = self._length[slot]
+            for rows in self._flight[slot]:
+                rows[:, :, target - length] = rows[:, :, source - length]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Changes state: the first `length` columns of one slot become those of another."""
         if length:
+            self.settle(source, length)
             old, new = self.row(source), self.row(target)
-            for block in self._blocks:
-                block[:, new, :, :length] = block[:, old, :, :length]
+            for blocks, recent in zip(self._blocks, self._recent, strict=True):
+                blocks[:, new, : length // BLOCK] = blocks[:, old, : length // BLOCK]
+                recent[:, new] = recent[:, old]
+            self._length[target] = length
 
     def wipe(self, slot: int, length: int) -> None:
         """Changes state: forget a slot; the last row moves into its place. What is hidden must still be finite."""
         row = self._row.pop(slot, None)
         if row is None:
             return
+        del self._length[slot]
+        self._flight.pop(slot, None)
         last = len(self._row)
         for other, place in self._row.items():
             if place == last:
                 self._row[other] = row
         if not last:
             self.version += 1
-            self._blocks, self.capacity = [], 0
-        for block in self._blocks:
+            self._blocks, self._recent, self.capacity = [], [], 0
+        for array in (*self._blocks, *self._recent):
             if row != last:
-                block[:, row] = block[:, last]
-            block[:, last] = 0
+                array[:, row] = array[:, last]
+            array[:, last] = 0
+
+
+def _put(columns: Array, rows: Array) -> None:
+    """Changes `columns` [tensors, H, C, D + lanes]: begins with rows [tensors, H, n, D]; lanes of values are ones."""
+    count, dim = rows.shape[2:]
+    columns[:, :, :count, :dim] = rows
+    columns[:, :, :count, dim:] = 1
 
 
 class Layout:
     """The inputs of one run over neighbouring rows, padded to `rows`: who sees whom, and where everybody stands."""
 
-    def __init__(self, blocks: Sequence[Block], rows: int, capacity: int, rules: Sequence[Rule]) -> None:
+    def __init__(self, blocks: Sequence[Block], rows: int, capacity: int, width: int, rules: Sequence[Rule]) -> None:
+        """`width` recent columns: the unfinished block, and room for the rows in flight from before."""
         batch = len(blocks)
         self.input_ids, self.positions = np.empty((2, batch, rows), dtype=np.int64)
-        mask = np.full((batch, 1, rows, capacity + rows), -np.inf, dtype=np.float32)
+        before = np.full((batch, capacity, 1, 1, 1, BLOCK), -np.inf, dtype=np.float32)
+        own = np.full((batch, rows, width + rows), -np.inf, dtype=np.float32)
+        columns = np.zeros((batch, width + rows), dtype=np.int64)  # positions of what `own` is about
         for i, b in enumerate(blocks):
+            finished, unfinished = divmod(b.length, BLOCK)
             self.input_ids[i, : b.rows], self.input_ids[i, b.rows :] = b.tokens[b.done :], b.tokens[0]
             self.positions[i, : b.rows], self.positions[i, b.rows :] = b.length + b.depths[b.done :], b.length
-            own = mask[i, 0]
-            own[: b.rows, : b.length] = 0
-            own[: b.rows, b.length : b.length + b.done][b.sees[:, : b.done]] = 0
-            own[: b.rows, capacity : capacity + b.rows][b.sees[:, b.done :]] = 0
+            before[i, :finished] = 0
+            own[i, : b.rows, :unfinished] = 0
+            own[i, : b.rows, BLOCK : BLOCK + b.done][b.sees[:, : b.done]] = 0
+            own[i, : b.rows, width : width + b.rows][b.sees[:, b.done :]] = 0
             padding = np.arange(b.rows, rows)
-            own[padding, capacity + padding] = 0  # sees itself, so that it stays finite
+            own[i, padding, width + padding] = 0  # sees itself, so that it stays finite
+            columns[i, :BLOCK] = finished * BLOCK + np.arange(BLOCK)
+            columns[i, BLOCK : BLOCK + b.done] = b.length + b.depths[: b.done]
+        columns[:, width:] = self.positions
+        places = columns // BLOCK - np.array([[b.length // BLOCK] for b in blocks])  # blocks behind the finished ones
+        count = 1 + int(places.max())
+        elsewhere = places[:, None] != np.arange(count)[:, None]  # [B, J, W + R]
         last = int(self.positions.max())
-        self.masks: list[NDArray[np.float32]] = []  # one a rule: additive [B, 1, R, C + R]
+        self.masks: list[Array] = []  # one a rule: additive [B, N, 1, 1, 1 or R, BLOCK]
+        self.own_masks: list[
+            Array
+        ] = []  # likewise [B, J, 1, 1, R, W + R]: a column counts in the block of its position
         for rule, size in rules:
             everywhere = rule is causal_mask_function or (size is not None and last < size)
-            self.masks.append(mask if everywhere else self._restricted(mask, rule, blocks, capacity))
+            prefix, among = (before, own) if everywhere else self._restricted(before, own, rule, columns)
+            self.masks.append(prefix)
+            split = np.where(elsewhere[:, :, None], np.float32(-np.inf), among[:, None])
+            self.own_masks.append(split[:, :, None, None])
 
     def _restricted(
-        self, mask: NDArray[np.float32], rule: Callable[..., Tensor], blocks: Sequence[Block], capacity: int
-    ) -> NDArray[np.float32]:
+        self, before: Array, own: Array, rule: Callable[..., Tensor], columns: NDArray[np.int64]
+    ) -> tuple[Array, Array]:
         """What a layer type adds (a window, chunks), by positions instead of storage order."""
-        keys = np.concatenate([np.tile(np.arange(capacity), (len(blocks), 1)), self.positions], axis=1)  # [B, C + R]
-        for i, b in enumerate(blocks):
-            keys[i, b.length : b.length + b.done] = b.length + b.depths[: b.done]
-        batch, head = torch.arange(len(blocks))[:, None, None, None], torch.zeros((1, 1, 1, 1), dtype=torch.long)
-        positions = torch.from_numpy(self.positions)[:, None, :, None]
-        allowed = rule(batch, head, positions, torch.from_numpy(keys)[:, None, None, :])
-        return np.where(allowed.numpy(), mask, np.float32(-np.inf))
+        (batch, blocks), rows = before.shape[:2], own.shape[1]
+        prefix = np.tile(np.arange(blocks * BLOCK), (batch, 1))
+        keys = torch.from_numpy(np.concatenate([prefix, columns], axis=1))[:, None, None, :]
+        sequence, head = torch.arange(batch)[:, None, None, None], torch.zeros((1, 1, 1, 1), dtype=torch.long)
+        allowed = rule(sequence, head, torch.from_numpy(self.positions)[:, None, :, None], keys).expand(
+            batch, 1, rows, keys.shape[3]
+        )
+        far, near = np.split(allowed.numpy()[:, 0], [blocks * BLOCK], axis=2)  # [B, R, N * BLOCK], [B, R, W + R]
+        far = far.reshape(batch, rows, blocks, BLOCK).swapaxes(1, 2)[:, :, None, None]
+        return np.where(far, before, np.float32(-np.inf)), np.where(near, own, np.float32(-np.inf))

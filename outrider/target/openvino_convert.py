@@ -2,8 +2,9 @@
 
 The graph takes the keys and values of the prefix as they lie in memory and gives back those of its own rows only.
 Attention is written out as matrix products, because the plugin's own stateful attention walks a wide step row by row,
-and in an order that makes a row's result the same to the last bit in any tree behind prefixes of up to 256 tokens:
-int8 activations round, which turns the smallest difference into a visible one. Models that decide at run time
+and in an order that makes a row's result the same to the last bit in any tree: int8 activations round, which turns the
+smallest difference into a visible one. The order rests on what the plugin's products do on processors with AVX-512:
+up to 512 terms are added one by one, longer sums are cut into blocks of 512 or 1024. Models that decide at run time
 (mixtures of experts) or keep attention code of their own are refused.
 """
 
@@ -32,8 +33,9 @@ from outrider.target.passes import current_pass, running
 
 NAME = "outrider-openvino"  # of the traced attention in transformers' registries
 GRAPH = "graph.xml"
-LANES = 16  # columns of the product that sums: a single one would go through another kernel
-FORMAT = 2  # raised when graphs of an earlier form must be made again
+BLOCK = 128  # columns of text that are summed together, in order; the plugin keeps the order of up to 512
+LANES = 16  # columns of ones beside the values, which sum the weights: a width that vectors divide
+FORMAT = 6  # raised when graphs of an earlier form must be made again
 Rule = tuple[Callable[..., Tensor], int | None]  # transformers' function of positions, and its window if it has one
 
 
@@ -78,17 +80,26 @@ class Traits:
 
     @property
     def groups(self) -> list[list[int]]:
-        """Tensors of equal shape together: 2 * layer is a layer's keys, 2 * layer + 1 its values."""
-        by_shape: dict[tuple[int, int], list[int]] = {}
+        """Tensors of equal shape together: 2 * layer is a layer's keys, 2 * layer + 1 its values; the two apart."""
+        by_shape: dict[tuple[int, int, bool], list[int]] = {}
         for layer, shape in enumerate(self.shapes):
-            by_shape.setdefault((shape.heads, shape.key_dim), []).append(2 * layer)
-            by_shape.setdefault((shape.heads, shape.value_dim), []).append(2 * layer + 1)
+            by_shape.setdefault((shape.heads, shape.key_dim, False), []).append(2 * layer)
+            by_shape.setdefault((shape.heads, shape.value_dim, True), []).append(2 * layer + 1)
         return list(by_shape.values())
 
-    def tensor_shape(self, tensor: int) -> tuple[int, int]:
-        """Heads and size of a head of tensor 2 * layer (+ 1 for values)."""
+    def dim(self, tensor: int) -> int:
+        """The size of a head of tensor 2 * layer (+ 1 for values)."""
         shape = self.shapes[tensor // 2]
-        return shape.heads, shape.value_dim if tensor % 2 else shape.key_dim
+        return shape.value_dim if tensor % 2 else shape.key_dim
+
+    def recent(self, tensor: int) -> tuple[int, int, int]:
+        """Its heads, the columns of a block, and the size of a head as it is stored."""
+        return self.shapes[tensor // 2].heads, BLOCK, self.dim(tensor) + LANES * (tensor % 2)
+
+    def block(self, tensor: int) -> tuple[int, int, int]:
+        """Likewise of a finished block: keys lie transposed, as the product wants them."""
+        heads, columns, dim = self.recent(tensor)
+        return (heads, columns, dim) if tensor % 2 else (heads, dim, columns)
 
 
 class _Listener:
@@ -133,25 +144,40 @@ def traits(model: Any) -> Traits:
     )  # fmt: skip
 
 
-class _Tracing(Cache):
-    """Pass and cache of the traced forward: hands out the masks, and the prefix of the layer that attends next."""
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What a layer looks at besides the rows of the pass, keys and values each."""
 
-    def __init__(self, masks: list[Tensor], past: list[Tensor]) -> None:
+    blocks: tuple[Tensor, Tensor]  # finished blocks of text, keys transposed
+    recent: tuple[Tensor, Tensor]  # [B, Hk, W, D]: the unfinished block, and rows in flight from before
+
+
+class _Tracing(Cache):
+    """Pass and cache of the traced forward: hands out the masks, and what the layer that attends next looks at."""
+
+    def __init__(self, masks: list[Tensor], own_masks: list[Tensor], past: list[Tensor], recent: list[Tensor]) -> None:
         super().__init__(layers=[])
-        self._masks, self.past = iter(masks), past
+        self._masks = iter(zip(masks, own_masks, strict=True))
+        self._own: dict[int, Tensor] = {}  # by the id of the mask over the blocks
+        pairs = range(0, len(past), 2)
+        self._layers = [_Layer((past[i], past[i + 1]), (recent[i], recent[i + 1])) for i in pairs]
         self.new: list[Tensor] = list(past)
-        self.prefix = past[0], past[1]  # keys, values
+        self.layer = self._layers[0]
         self.attended = 0
 
     def restricted(self, rule: Callable[..., Tensor], size: int | None) -> Tensor:
-        return next(self._masks)
+        mask, own = next(self._masks)
+        self._own[id(mask)] = own
+        return mask
+
+    def own_mask(self, mask: Tensor) -> Tensor:
+        return self._own[id(mask)]
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        keys = 2 * layer_idx
-        self.new[keys], self.new[keys + 1] = key_states, value_states
-        self.prefix = self.past[keys], self.past[keys + 1]
+        self.new[2 * layer_idx : 2 * layer_idx + 2] = key_states, value_states
+        self.layer = self._layers[layer_idx]
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -166,33 +192,45 @@ def attend(
     query: Tensor,  # [B, Hq, R, D]
     key: Tensor,  # [B, Hk, R, D], of the rows of this pass
     value: Tensor,  # [B, Hk, R, Dv]
-    attention_mask: Tensor,  # additive [B, 1, R, C + R]
+    attention_mask: Tensor,  # additive, over the finished blocks: [B, N, 1, 1, 1 or R, BLOCK]
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Rows look at the prefix and at each other, in one softmax; query heads that share a key head are its rows."""
+    """Rows look at the prefix and at each other, in one softmax; query heads that share a key head are its rows.
+
+    The sum over the columns goes by blocks of text: in order within a block, the unfinished one with the rows of this
+    pass behind it, then over the blocks in order; a row counts in the block of its own position. Hidden columns add
+    nothing at all. So the result is the same to the last bit, wherever a row's ancestors are stored.
+    """
     if s_aux is not None:
         raise UnsupportedModel("it has attention sinks")
-    keys, values = current_pass().prefix  # type: ignore[union-attr]  # [B, Hk, C, D]
-    batch, rows, dim = query.shape[0], query.shape[2], query.shape[3]
-    heads, key_heads = int(query.shape[1]), int(key.shape[1])
+    current: _Tracing = current_pass()  # type: ignore[assignment]
+    layer, own_mask = current.layer, current.own_mask(attention_mask)  # [B, J, 1, 1, R, W + R]
+    # [B, N, Hk, D, BLOCK] and [B, N, Hk, BLOCK, Dv + LANES]: the lanes are ones, and sum the weights
+    keys, values = layer.blocks
+    # Shapes come from the mask, which all layers share: from a layer's own tensors, each would work them out anew.
+    batch, places, rows, dim = own_mask.shape[0], own_mask.shape[1], own_mask.shape[4], int(query.shape[3])
+    heads, key_heads, value_dim = int(query.shape[1]), int(key.shape[1]), int(value.shape[3])
     group = heads // key_heads
     scale = float(dim) ** -0.5 if scaling is None else scaling
-    folded = (query * scale).reshape(batch, key_heads, group * rows, dim)
-    scores = torch.cat([folded @ keys.transpose(2, 3), folded @ key.transpose(2, 3)], -1)
+    folded = (query * scale).reshape(batch, 1, key_heads, group * rows, dim)
+    before = folded @ keys  # [B, N, Hk, G * R, BLOCK]
+    among = folded @ torch.cat([layer.recent[0], key], 2)[:, None].transpose(3, 4)  # [B, 1, Hk, G * R, W + R]
     if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.reshape(batch, key_heads, group, rows, -1) + attention_mask[:, :, None]
-    # A matrix product adds its terms in the order of the columns, and hidden columns add nothing at all. So the sums
-    # over the values and over the weights come out the same, wherever a row's ancestors are stored, as long as the
-    # plugin does not cut the sum into blocks.
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True)).reshape(batch, key_heads, group * rows, -1)
-    stacked = torch.cat([values, value], 2)
-    total = weights @ torch.ones_like(stacked[..., :LANES])
-    out = (weights @ stacked) / total[..., :1]
-    return out.reshape(batch, heads, rows, -1).transpose(1, 2), None
+        before, among = (torch.tanh(scores / softcap) * softcap for scores in (before, among))
+    before = before.reshape(batch, -1, key_heads, group, rows, BLOCK) + attention_mask
+    among = among.reshape(batch, 1, key_heads, group, rows, -1) + own_mask
+    before = before.reshape(batch, -1, key_heads, group * rows, BLOCK)
+    among = among.reshape(batch, places, key_heads, group * rows, -1)
+    top = torch.maximum(before.amax((1, 4), keepdim=True), among.amax((1, 4), keepdim=True))
+    before, among = torch.exp(before - top), torch.exp(among - top)
+    ones = torch.ones_like(value[..., :1]).expand(-1, -1, -1, LANES)
+    own_values = torch.cat([layer.recent[1], torch.cat([value, ones], -1)], 2)[:, None]
+    out = torch.cat([before @ values, among @ own_values], 1).sum(1)  # [B, Hk, G * R, Dv + LANES]
+    out = out[..., :value_dim] / out[..., value_dim : value_dim + 1]
+    return out.reshape(batch, heads, rows, value_dim).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, attend)
@@ -205,10 +243,10 @@ class _Traced(nn.Module):
         self.model, self.groups = model, groups
 
     def forward(
-        self, input_ids: Tensor, position_ids: Tensor, masks: list[Tensor], past: list[Tensor],
-        keep: Tensor | None = None,
+        self, input_ids: Tensor, position_ids: Tensor, masks: list[Tensor], own_masks: list[Tensor],
+        past: list[Tensor], recent: list[Tensor], keep: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        cache = _Tracing(masks, past)
+        cache = _Tracing(masks, own_masks, past, recent)
         options = {} if keep is None else {"logits_to_keep": keep}
         with running(cache):  # type: ignore[arg-type]
             out = self.model(
@@ -221,23 +259,27 @@ class _Traced(nn.Module):
 def trace(model: Any, known: Traits) -> Any:
     """An `openvino.Model` in float32 that shares the weights' memory with `model`.
 
-    Inputs: input_ids and position_ids [B, R], mask.i [B, 1, R, C + R], past.t [B, H, C, D], keep [K]. Outputs: logits
-    [B, K, V], hidden.i [B, R, d], new.g: the rows' own keys and values, the tensors of a group stacked along B.
+    Inputs: input_ids and position_ids [B, R], keep [K], past.t [B, N, *Traits.block] and recent.t [B, *Traits.recent],
+    and masks: mask.i [B, N, 1, 1, 1 or R, BLOCK] over the N finished blocks, own.i [B, J, 1, 1, R, W + R] over the
+    recent columns and the rows, which count in J blocks. Outputs: logits [B, K, V], hidden.i [B, R, d], new.g: the
+    rows' own keys or values, the tensors of a group stacked along B.
     """
     import openvino as ov
 
-    batch, rows, prefix = 2, 3, 4
+    batch, rows, count, tensors = 2, 3, 4, range(2 * len(known.shapes))
     example: dict[str, Any] = {
         "input_ids": torch.arange(batch * rows).view(batch, rows) % known.vocab_size,
-        "position_ids": prefix + torch.arange(rows).expand(batch, rows).contiguous(),
-        "masks": [torch.zeros(batch, 1, rows, prefix + rows) for _ in known.rules],
-        "past": [torch.ones(batch, h, prefix, d) for h, d in map(known.tensor_shape, range(2 * len(known.shapes)))],
+        "position_ids": 4 + torch.arange(rows).expand(batch, rows).contiguous(),
+        "masks": [torch.zeros(batch, count, 1, 1, rows, BLOCK) for _ in known.rules],
+        "own_masks": [torch.zeros(batch, 2, 1, 1, rows, BLOCK + rows) for _ in known.rules],
+        "past": [torch.ones(batch, count, *known.block(t)) for t in tensors],
+        "recent": [torch.ones(batch, *known.recent(t)) for t in tensors],
     }
     dynamic: list[tuple[str, list[int]]] = [("input_ids", [-1, -1]), ("position_ids", [-1, -1])]
-    dynamic += [(f"mask.{i}", [-1, 1, -1, -1]) for i in range(len(known.rules))]
-    for t in range(2 * len(known.shapes)):
-        heads, dim = known.tensor_shape(t)
-        dynamic.append((f"past.{t}", [-1, heads, -1, dim]))
+    dynamic += [(f"mask.{i}", [-1, -1, 1, 1, -1, BLOCK]) for i in range(len(known.rules))]
+    dynamic += [(f"own.{i}", [-1, -1, 1, 1, -1, -1]) for i in range(len(known.rules))]
+    dynamic += [(f"past.{t}", [-1, -1, *known.block(t)]) for t in tensors]
+    dynamic += [(f"recent.{t}", [-1, known.recent(t)[0], -1, known.recent(t)[2]]) for t in tensors]
     if known.trims:
         example["keep"] = torch.arange(rows)
         dynamic.append(("keep", [-1]))
@@ -255,9 +297,39 @@ def trace(model: Any, known: Traits) -> Any:
         for port, label in zip(graph.outputs, outputs, strict=True):
             port.get_tensor().set_names({label})
         graph.validate_nodes_and_infer_types()
+        merged(graph)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedModel(f"{name} cannot be converted for OpenVINO ({reason}); use runtime eager") from error
+    return graph
+
+
+def merged(graph: Any) -> Any:
+    """Changes the graph: linear layers that read the same rows become one product, cut apart afterwards.
+
+    A product of few rows costs the plugin some microseconds before it begins, whatever its size.
+    """
+    import numpy as np
+    import openvino.opset13 as op
+
+    readers: dict[tuple[str, int], list[Any]] = {}
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "MatMul" and node.input_value(1).get_node().get_type_name() == "Constant":
+            how = node.get_attributes()
+            weight = node.input_value(1).get_shape()
+            if not how["transpose_a"] and how["transpose_b"] and len(weight) == 2:
+                source = node.input_value(0)
+                readers.setdefault((source.get_node().get_name(), source.get_index()), []).append(node)
+    for nodes in readers.values():
+        if len(nodes) > 1:
+            weights = [node.input_value(1).get_node().data for node in nodes]
+            wide = op.matmul(nodes[0].input_value(0), op.constant(np.concatenate(weights)), False, True)
+            wide.set_friendly_name(nodes[0].get_friendly_name())
+            parts = op.variadic_split(wide, op.constant(np.int64(-1)), op.constant(np.array([len(w) for w in weights])))
+            for i, node in enumerate(nodes):
+                for reader in node.output(0).get_target_inputs():
+                    reader.replace_source_output(parts.output(i))
+    graph.validate_nodes_and_infer_types()
     return graph
 
 

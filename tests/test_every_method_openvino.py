@@ -1,0 +1,128 @@
+"""Every registered method on the OpenVINO runtime: text to the last token that of plain decoding on it, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
+
+import outrider
+from outrider import dropin, runtimes
+from outrider.api import Outrider
+from outrider.check.gate import QUICK, check
+from outrider.runtimes import build_draft
+from outrider.sampling import SamplingParams
+from outrider.target.openvino import Layout
+from tests.test_every_method import NAMES, PROMPTS, WITH_A_CHOICE, needed, run
+
+__all__ = ["needed"]  # a fixture
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def eager_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion a method would take most of the time; one test has a draft model on the runtime itself."""
+    monkeypatch.setattr(runtimes, "build_draft", lambda model, _, **more: runtimes.build(model, "eager", **more))
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama) -> Iterator[Outrider]:
+    with Outrider(tiny_llama, "plain", limits={"max_slots": 3}, strict=True, runtime="openvino") as made:
+        assert getattr(made.target, "runtime", "") == "openvino"
+        yield made
+
+
+def alone(engine: Outrider, **sampling: Any) -> list[list[int]]:
+    """Plain decoding, a prompt at a time."""
+    params = SamplingParams(max_new_tokens=24, **sampling)
+    return [engine.engine.submit(p, params, engine.recipe("plain")).result().token_ids for p in PROMPTS]
+
+
+def run_tokens(engine: Outrider, name: str) -> list[list[int]]:
+    return [g.token_ids for g in run(engine, engine.recipe(name))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ragged_batch_says_what_plain_decoding_says_one_by_one(engine: Outrider, name: str, needed) -> None:
+    """Four prompts for three slots: one waits and takes the place of another."""
+    recipe = engine.recipe(name, needed.get(name, {}))
+    assert [g.token_ids for g in run(engine, recipe)] == alone(engine)
+    assert engine.target.free_slots == 3
+
+
+def test_a_draft_model_on_the_same_runtime_changes_no_token(
+    tiny_llama, engine: Outrider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts: list[Any] = []
+
+    def noted(model: Any, target: Any, **limits: Any) -> Any:
+        drafts.append(build_draft(model, target, **limits))
+        return drafts[-1]
+
+    monkeypatch.setattr(runtimes, "build_draft", noted)
+    with Outrider(tiny_llama, "draft-model", limits={"max_slots": 3}, strict=True, runtime="openvino") as own:
+        assert run_tokens(own, "draft-model") == alone(engine)
+    assert [draft.runtime for draft in drafts] == ["openvino"]
+
+
+@pytest.mark.parametrize("name", [n for n in WITH_A_CHOICE if n in ("mix", "eagle3", "draft-model", "suffix")])
+def test_sampled_text_of_the_invariant_rule_is_plains(engine: Outrider, name: str, needed) -> None:
+    settings = {"temperature": 0.8, "seed": 5, "top_k": 30}
+    recipe = engine.recipe(name, {"verifier": "invariant", **needed.get(name, {})})
+    assert [g.token_ids for g in run(engine, recipe, **settings)] == alone(engine, **settings)
+
+
+@pytest.mark.parametrize("name", [n for n in ("mix", "prompt-lookup", "eagle3", "token-recycling") if n in NAMES])
+def test_a_stop_in_the_middle_of_an_accepted_path_cuts_where_plain_decoding_stops(
+    engine: Outrider, name: str, needed
+) -> None:
+    plain = alone(engine)
+    stops = tuple({tokens[len(tokens) // 2] for tokens in plain})
+    recipe = engine.recipe(name, needed.get(name, {}))
+    assert [g.token_ids for g in run(engine, recipe, stop_token_ids=stops)] == alone(engine, stop_token_ids=stops)
+
+
+def test_siblings_that_see_each_other_are_caught(engine: Outrider, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blind(Layout):
+        def __init__(self, *of: Any) -> None:
+            super().__init__(*of)
+            for mask in self.own_masks:
+                mask[:, :1, ..., -mask.shape[4] :] = 0
+
+    plain = alone(engine)
+    monkeypatch.setattr("outrider.target.openvino.Layout", Blind)
+    wrong = [n for n in ("prompt-lookup", "token-recycling", "mix") if run_tokens(engine, n) != plain]
+    assert wrong
+
+
+def test_transformers_generate_runs_on_it(tiny_llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "AUTO", ("openvino",))
+    model, inputs = tiny_llama.model, torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+    try:
+        ours = model.generate(inputs, custom_generate=outrider.generate, method="prompt-lookup", **settings)
+        assert vars(model)[dropin.SESSION].outrider.target.runtime == "openvino"
+    finally:
+        dropin.release(model)
+    assert torch.equal(ours, model.generate(inputs, **settings))
+
+
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_the_gate_is_green_on_it(tiny_llama, precision: str | None) -> None:
+    """In a precision of its own the runtime is held against its own plain decoding, which must not move by a bit."""
+    if precision:
+        pytest.importorskip("nncf")
+    report = check(tiny_llama, "prompt-lookup", size=QUICK, runtime="openvino", precision=precision)
+    assert report.verdict == "same output"
+    greedy = next(part.as_dict() for part in report.parts if part.name == "greedy")
+    assert precision is None or "noise bound 0.0e+00" in greedy["summary"]
