@@ -23,13 +23,10 @@ CHAT = (
     "Give me tips for a job interview.", "What is photosynthesis?", "Who was Marie Curie?", "How do magnets work?",
     "Plan a weekend in Lisbon.", "What makes a good friend?", "Explain inflation simply.", "How are glaciers formed?",
 )  # fmt: skip
-TASKS = (
-    "reverses a list", "counts the words of a text", "sorts a list of numbers", "tells whether a number is prime",
-    "reads a file line by line", "merges two dictionaries", "finds the largest of a list", "removes duplicates",
-    "computes a factorial", "computes Fibonacci numbers", "checks whether a word is a palindrome",
-    "turns Celsius into Fahrenheit", "counts the vowels of a word", "flattens a nested list", "finds common items",
-    "splits a list into parts", "adds two matrices", "transposes a matrix", "sums the digits of a number",
-    "finds the second largest item", "searches a sorted list", "capitalises every word", "zips two lists", "adds dates",
+TABLES = (
+    "customers", "books", "flights", "employees", "orders", "students", "movies", "songs", "recipes", "hotels", "rooms",
+    "patients", "doctors", "cars", "invoices", "payments", "cities", "countries", "teams", "players", "courses",
+    "teachers", "products", "suppliers",
 )  # fmt: skip
 
 
@@ -53,7 +50,7 @@ def main() -> None:
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE")
     args = parser.parse_args()
     plan = AdaptPlan(every=args.every, steps=args.steps, lr=args.lr, background=args.thread)
-    code = [f"Write a Python function that {task}, with a docstring and an example." for task in TASKS]
+    code = [f"Write a SQL CREATE TABLE statement and three INSERT statements for a table of {name}." for name in TABLES]
     asked = [("chat", CHAT[i % len(CHAT)]) for i in range(args.requests)]
     asked += [("code", code[i % len(code)]) for i in range(args.requests)]
     options = {"drafter": args.drafter, "budget": 16, "controller": "fixed", "verifier": "invariant"}

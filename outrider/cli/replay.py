@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
 
 
 def replay(
-    drafter: Annotated[Path, typer.Option("--drafter", metavar="FOLDER", help="Made by `outrider train run`.")],
-    text: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")],
+    drafter: Drafter,
+    text: Text,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the new text goes.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="The drafter's target.")] = "smollm2",
+    model: Model = "smollm2",
     prompts: Annotated[int, typer.Option("--prompts", help="Beginnings that are decoded.")] = 256,
     new: Annotated[int, typer.Option("--max-new-tokens", help="Of each.")] = 128,
     length: Annotated[int, typer.Option("--length", help="Tokens of a window.")] = 128,
@@ -24,8 +25,8 @@ def replay(
     batch: Annotated[int, typer.Option("--batch", help="Sequences that run together.")] = 8,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Of sampled text.")] = 0,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = None,
 ) -> None:
     """Decode with a drafter and write what fell, to train it on with `outrider train run --from`."""

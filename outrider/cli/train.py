@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text
 from outrider.cli.options import parse_options
-from outrider.cli.output import Json, check_json, emit, err, out
+from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.replay import replay
 from outrider.cli.shell import STDOUT
 from outrider.cli.trim import trim
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
-Model = Annotated[str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="Of the target: float32, bfloat16 or float16.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="How much text the target writes: 500k, 12M, ...")]
 Length = Annotated[int, typer.Option("--length", help="Tokens of one sequence.")]
 Shard = Annotated[int, typer.Option("--shard", help="Sequences that are written together.")]
@@ -56,6 +52,9 @@ def data(
     about_every: Annotated[
         int, typer.Option("--about-every", help="Of so many shards, one is about text of the others; 0: none.")
     ] = 3,
+    temperatures: Annotated[
+        str, typer.Option("--temperatures", help="Of the answers; each sequence gets one of these.")
+    ] = "0,0,0.7,0.7,1",
     seed: Annotated[int, typer.Option("--seed", help="Of the text.")] = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -69,14 +68,17 @@ def data(
     wanted = parse_count(tokens)
     if min(length, shard) < 1 or about_every < 0:
         raise InputError("--length and --shard must be above zero, --about-every zero or more")
+    heats = tuple(_numbers("--temperatures", temperatures))
     from outrider.models import load_model
+    from outrider.train.crew import crew
     from outrider.train.selfdata import DataPlan, write_data
 
+    if crew().device is not None:
+        raise InputError("text is written by one process; run `outrider train data` without a launcher")
     target = load_model(model, device=device, dtype=dtype)
-    plan = DataPlan(wanted, length, shard, about_every=about_every, seed=seed)
-    with _bar() as (show, describe):
-        describe("writing text")
-        text = write_data(target, plan, folder, show)
+    plan = DataPlan(wanted, length, shard, heats, about_every=about_every, seed=seed)
+    with progress_bar() as show:
+        text = write_data(target, plan, folder, lambda done, of: show(done, of, "writing text"))
     rows, all_rows = len(text.tokens), plan.shards * plan.batch
     if json != STDOUT:
         out().print(
@@ -113,7 +115,7 @@ def kinds(json: Json = None) -> None:
 
 @app.command()
 def run(
-    text: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")],
+    text: Text,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the drafter goes, and resumes from.")],
     begin: Annotated[
         Path | None, typer.Option("--from", metavar="FOLDER", help="A finished drafter to go on from.")
@@ -141,7 +143,8 @@ def run(
 ) -> None:
     """Train a drafter on the target's hidden states over text it wrote.
 
-    Run it again after an interruption: it goes on where it was. `outrider train kinds` lists the settings.
+    Run it again after an interruption: it goes on where it was. `outrider train kinds` lists the settings. On several
+    GPUs: accelerate launch -m outrider train run ...
     """
     check_json(json)
     given = {"loss": loss, "layers": layers, "vocab": vocab, "intermediate": intermediate, "unroll": unroll,
@@ -149,16 +152,19 @@ def run(
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
+    from outrider.train.crew import crew
     from outrider.train.selfdata import read_data
 
-    target = load_model(model, device=device, dtype=dtype)
+    together = crew()
+    target = load_model(model, device=device or together.device, dtype=dtype)
     read = read_data(text, target.fingerprint)
-    with _bar() as (show, describe):
-        describe("training")
+    with progress_bar() as show:
         _, curve = train_drafter(
             kind, target, read, plan, folder, licence=licence, save_every=60 * save_every, begin=begin,
             on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
+    if not together.first:
+        return
     if json != STDOUT:
         out().print(f"{folder}: {kind}; {_line(curve[-1])}")
     emit(json, {"folder": str(folder), "kind": kind, "curve": [asdict(point) for point in curve]})
@@ -166,7 +172,7 @@ def run(
 
 @app.command(name="eval")
 def evaluate(
-    drafter: Annotated[Path, typer.Option("--drafter", metavar="FOLDER", help="Made by `outrider train run`.")],
+    drafter: Drafter,
     prompts: Annotated[Path, typer.Option("--prompts", metavar="FILE", help="JSONL with prompt, turns or messages.")],
     model: Model = "smollm2",
     budgets: Annotated[str, typer.Option("--budgets", help="Nodes of the trees.")] = "16,32",
@@ -197,9 +203,8 @@ def evaluate(
     )  # fmt: skip
     listed = read_prompts(prompts, limit)
     target = load_model(model, device=device, dtype=dtype)
-    with _bar() as (show, describe):
-        describe("decoding")
-        rows = decode(target, drafter, listed, plan, show)
+    with progress_bar() as show:
+        rows = decode(target, drafter, listed, plan, lambda done, of: show(done, of, "decoding"))
     if json != STDOUT:
         table = Table("group", *(f"{n} nodes, T={t:g}" for n in plan.budgets for t in plan.temperatures))
         for group in dict.fromkeys(row.group for row in rows):
@@ -247,10 +252,10 @@ def distill(
     chosen = pick_layers(layers, int(target.model.config.get_text_config().num_hidden_layers))
     plan = DistillPlan(layers=chosen, steps=steps, batch=batch, lr=rate, loss=loss, seed=seed)
     sampling = DataPlan(wanted, length, shard, seed=seed)
-    with _bar() as (show, describe):
-        describe("writing text")
-        text = write_data(target, sampling, data or folder / "data", show)
-        describe("training")
+    with progress_bar() as show:
+        text = write_data(
+            target, sampling, data or folder / "data", lambda done, of: show(done, of, "writing text")
+        )  # fmt: skip
         _, curve = train(
             target, text, plan, folder, licence=licence, save_every=60 * save_every,
             recipe={"data": asdict(sampling)}, on_progress=lambda step, of, point: show(step, of, _line(point)),
@@ -288,22 +293,3 @@ def _numbers(name: str, text: str) -> list[float]:
 
 def _line(point: Point) -> str:
     return f"held-out acceptance {point.greedy:.3f} greedy, {point.sampled:.3f} drawn"
-
-
-@contextmanager
-def _bar() -> Iterator[tuple[Callable[..., None], Callable[[str], None]]]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = err()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-               TextColumn("{task.fields[note]}"))  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None, note="")
-
-        def show(done: int, total: int, note: str = "") -> None:
-            bar.update(task, completed=done, total=total, note=note)
-
-        def describe(text: str) -> None:
-            bar.reset(task, total=None, description=text, note="")
-
-        yield show, describe

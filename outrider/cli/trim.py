@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text
 from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
 
 
 def trim(
-    drafter: Annotated[Path, typer.Option("--drafter", metavar="FOLDER", help="An eagle3 drafter.")],
-    text: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")],
+    drafter: Drafter,
+    text: Text,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the smaller one goes.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="The drafter's target.")] = "smollm2",
+    model: Model = "smollm2",
     vocab: Annotated[int, typer.Option("--vocab", help="Tokens it can say: those that answers use most; 0: all.")] = 0,
     rank: Annotated[int, typer.Option("--rank", help="Head of two matrices of this rank; 0: of one.")] = 0,
     look_for: Annotated[bool, typer.Option("--search", help="Search the number of tokens.")] = False,
@@ -24,8 +25,8 @@ def trim(
     weight: Annotated[float, typer.Option("--weight", help="Of coverage against the cut in cost: 0 to 1.")] = 0.7,
     least: Annotated[float, typer.Option("--least-coverage", help="Share of answer tokens it must say.")] = 0.95,
     trials: Annotated[int, typer.Option("--trials", help="Of the search.")] = 100,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = None,
 ) -> None:
     """Give a drafter a smaller head: fewer tokens, a lower rank, or both. Nothing is trained; drafting gets cheaper.

@@ -2,7 +2,7 @@
 
 Papers: DistillSpec (arXiv 2310.08461), direct alignment (arXiv 2403.00858), FastDraft (arXiv 2411.11055). Trains on
 soft targets at every token of an answer; embeddings and head stay the target's. Decoding stays lossless whatever comes
-out. One device. A run that was killed goes on from its last checkpoint with the same steps.
+out. A run that was killed goes on from its last checkpoint with the same steps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import DraftCard, new_draft, own_parameters, save_draft
+from outrider.train.crew import crew
 from outrider.train.dialogue import ANSWER
 from outrider.train.loop import LoopPlan, Point, Progress, fast, finish, parts, prepare, train
 from outrider.train.losses import LOSSES, Loss, acceptance
@@ -83,19 +84,22 @@ def distill(
 ) -> tuple[PreTrainedModel, list[Point]]:  # fmt: skip
     """Train, resuming what `folder` holds, and leave the finished draft there with its curve."""
     prepare(plan, data, folder)
+    together = crew()
     draft = new_draft(target, plan.layers)
     learner = DraftLearner(target.model, draft, fast(LOSSES[plan.loss], target.device))
     curve = train(
         learner, data, plan, folder, {"kind": "draft-model", "target": target.fingerprint},
-        on_progress=on_progress, save_every=save_every, measure_every=measure_every,
+        on_progress=on_progress, save_every=save_every, measure_every=measure_every, together=together,
     )  # fmt: skip
     last = curve[-1]
     card = DraftCard(
         target.name, target.fingerprint, plan.layers, {**asdict(plan), **(recipe or {})},
         {"held-out": {"greedy": last.greedy, "sampled": last.sampled}}, licence,
     )  # fmt: skip
-    save_draft(folder, draft, card)
-    finish(folder, curve)
+    if together.first:
+        save_draft(folder, draft, card)
+        finish(folder, curve)
+    together.wait()
     return draft, curve
 
 

@@ -24,11 +24,14 @@ from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import packed
 from outrider.recipes.trained import load_eagle3
+from outrider.train.attention import attend
 from outrider.train.dialogue import ANSWER
 from outrider.train.loop import LOSS_HELP, LoopPlan, Point, fast, parts, setting, split
 from outrider.train.losses import LOSSES, Loss, topk_loss
 from outrider.train.selfdata import SelfData
+from outrider.train.widen import widened
 
+VOCAB = 16_384  # tokens of a new drafter
 TOPK_HELP = "weight of the cross-entropy over the target's likeliest tokens (HASS: 1)"
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -37,8 +40,8 @@ Module = TypeVar("Module", bound=nn.Module)
 class Eagle3Plan(LoopPlan):
     loss: str = setting("kl", LOSS_HELP)
     layers: tuple[int, ...] = setting((), "target layers whose inputs are read, such as 2,15,27; empty: the paper's")
-    vocab: int = setting(16_384, "tokens the drafter can say: those the target says most", 1)
-    intermediate: int = setting(0, "width of its MLP; 0: the target's", 0)
+    vocab: int = setting(0, f"tokens the drafter can say: those the target says most; 0: {VOCAB:,}, or as it was", 0)
+    intermediate: int = setting(0, "width of its MLP; 0: the target's, or as it was", 0)
     unroll: int = setting(6, "steps trained on its own states", 1)
     decay: float = setting(0.8, "weight of each step against the one before", 0)
     topk_weight: float = setting(0.0, TOPK_HELP, 0)
@@ -47,8 +50,11 @@ class Eagle3Plan(LoopPlan):
 
 
 def eagle3_learner(target: LoadedModel, data: SelfData, plan: Eagle3Plan, begin: Path | None) -> Eagle3Learner:
-    """Untrained, or going on from the finished drafter in `begin`."""
-    net = load_eagle3(begin, target).float() if begin else new_layer(target, data, plan)
+    """Untrained, or going on from the finished drafter in `begin`, made larger where the plan says so."""
+    if begin is None:
+        net = new_layer(target, data, plan)
+    else:
+        net = widened(load_eagle3(begin, target).float(), target, data, plan.vocab, plan.intermediate)
     return Eagle3Learner(target, net, plan, fast(LOSSES[plan.loss], target.device))
 
 
@@ -72,7 +78,7 @@ def new_layer(target: LoadedModel, data: SelfData, plan: Eagle3Plan) -> Eagle3La
     if not all(0 <= layer <= total for layer in layers):
         raise InputError(f"layers {layers}: the target's features are 0..{total}")
     head = target.model.get_output_embeddings().weight
-    ids = draft_vocabulary(split(data, plan.held_out)[1], plan.vocab, len(head), target.eos_ids)
+    ids = draft_vocabulary(split(data, plan.held_out)[1], plan.vocab or VOCAB, len(head), target.eos_ids)
     net = initialised(Eagle3Layer(layer_shape(target, layers, len(ids), plan.intermediate), ids), plan.seed)
     net.lm_head.weight.data.copy_(head[ids.to(head.device)].float())
     hidden = net.shape.hidden
@@ -150,15 +156,17 @@ class Eagle3Learner:
             value = torch.zeros((), device=self.target.device)
             with self._precision():
                 logits, embedded, state = look(self.target, self.net, part.tokens)
-                inside = following(torch.isin(logits.argmax(-1), self.net.ids)).flatten()
-                p = following(logits.index_select(-1, self.net.ids)).flatten(0, 1)
-                goal, wanted = following(state).flatten(0, 1), answers(part)
+                wanted = answers(part)
+                rows = wanted.flatten().nonzero()[:, 0]  # only what counts is taken to the vocabulary
+                column = rows % wanted.shape[1]
+                told = logits.flatten(0, 1)[rows + 1]
+                inside = torch.isin(told.argmax(-1), self.net.ids)
+                p, goal = told.index_select(-1, self.net.ids), state.flatten(0, 1)[rows + 1]
                 steps = unrolled(self.net, embedded, self.seen(state, part), self.plan.unroll, self.detached)
                 for number, (scale, after) in enumerate(zip(scales, steps, strict=True)):
-                    valid = wanted.clone()
-                    valid[:, :number] = False  # a column whose chain would begin before the text
-                    cost = self.cost(p, inside, after.flatten(0, 1), goal)
-                    value = value + scale * (cost * valid.flatten()).sum()
+                    cost = self.cost(p, inside, after.flatten(0, 1)[rows], goal)
+                    # not a column whose chain would begin before the text
+                    value = value + scale * (cost * (column >= number)).sum()
             (value * share).backward()
             total += value.detach() * share
         return total
@@ -261,23 +269,3 @@ def unrolled(
 def shifted(x: Tensor, columns: int) -> Tensor:
     """[..., T, D] moved to later columns; nothing comes into the first."""
     return nn.functional.pad(x, (0, 0, columns, 0))[..., : x.shape[-2], :]
-
-
-def attend(q: Tensor, first: tuple[Tensor, Tensor], own: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """[B, Hq, T, D]: column u sees the first step's columns up to u less the later steps, and its own key of each."""
-    keys, values = first
-    _, heads, columns, dim = q.shape
-    with torch.autocast(q.device.type, enabled=False):  # half-precision weights are enough, and half the memory
-        q = q.unflatten(1, (-1, heads // keys.shape[1])) * dim**-0.5  # [B, Hk, G, T, D]
-        scores = q @ keys[:, :, None].transpose(-1, -2)  # [B, Hk, G, T, T]
-        hidden = torch.ones(columns, columns, dtype=torch.bool, device=q.device).triu(1 - len(own))
-        scores = scores.masked_fill(hidden, -math.inf)
-        beside = [(q * k[:, :, None]).sum(-1, keepdim=True) for k, _ in own]  # [B, Hk, G, T, 1]
-        highest = torch.stack([scores.amax(-1, keepdim=True), *beside]).amax(0).detach()
-        weights = (scores - highest).exp()
-        total, out = weights.sum(-1, keepdim=True), weights @ values[:, :, None]
-        for score, (_, v) in zip(beside, own, strict=True):  # one softmax over both kinds, without joining them
-            weight = (score - highest).exp()
-            total, out = total + weight, out + weight * v[:, :, None]
-        out = out / total
-        return out.flatten(1, 2)

@@ -115,14 +115,16 @@ def train_drafter(
 ) -> tuple[Any, list[Point]]:  # fmt: skip
     """Train, resuming what `folder` holds, and leave the finished drafter there with its curve; its learner."""
     from outrider.models.drafts import DraftCard, write_drafter
+    from outrider.train.crew import crew
     from outrider.train.loop import finish, prepare, train
 
     prepare(plan, data, folder)
+    together = crew()
     learner = find_kind(kind).begin(target, data, plan, begin)
     about = {"kind": kind, "target": target.fingerprint, "shape": learner.shape, "begin": str(begin or "")}
     curve = train(
         learner, data, plan, folder, about,
-        on_progress=on_progress, save_every=save_every, measure_every=measure_every,
+        on_progress=on_progress, save_every=save_every, measure_every=measure_every, together=together,
     )  # fmt: skip
     last = curve[-1]
     rates = {"greedy": last.greedy, "sampled": last.sampled}
@@ -130,6 +132,8 @@ def train_drafter(
         target.name, target.fingerprint, learner.layers, {**dataclasses.asdict(plan), **(recipe or {})},
         {"held-out": rates | ({"greedy by depth": last.depths} if last.depths else {})}, licence, kind, learner.shape,
     )  # fmt: skip
-    write_drafter(folder, learner.stored(), card)
-    finish(folder, curve)
+    if together.first:
+        write_drafter(folder, learner.stored(), card)
+        finish(folder, curve)
+    together.wait()
     return learner, curve

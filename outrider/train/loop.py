@@ -1,7 +1,7 @@
 """The loop that all kinds of drafters are trained in: schedule, batches, checkpoints and the curve.
 
 Batches are a function of the step alone, so a run that was killed goes on from its last checkpoint with the same steps.
-One device; the kind says what an update and a measurement are.
+One device, or one for each process of a crew; the kind says what an update and a measurement are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from outrider.errors import InputError, UnknownName
 from outrider.models.drafts import CARD
+from outrider.train.crew import Crew, crew
 from outrider.train.losses import LOSSES, Loss
 from outrider.train.selfdata import SelfData, digest
 
@@ -88,9 +89,10 @@ def train(
     on_progress: Progress = lambda step, of, point: None,
     save_every: float = 120.0,  # seconds
     measure_every: int = 100,  # steps
+    together: Crew | None = None,
 ) -> list[Point]:  # fmt: skip
     """Update the learner's weights, going on from the checkpoint in `folder`; `about` tells runs apart."""
-    weights = learner.weights
+    weights, together = learner.weights, together or crew()
     for weight in weights.values():
         weight.requires_grad_(True)
     optimizer = torch.optim.AdamW(
@@ -99,6 +101,7 @@ def train(
     )  # fmt: skip
     identity = json.dumps({**about, **asdict(plan), "data": digest(data)})
     done, curve = _resume(folder / CHECKPOINT, identity, weights, optimizer)
+    together.align(weights.values())
     held_out, training = split(data, plan.held_out)
     before = curve[-1].seconds if curve else 0.0
     began = saved = time.monotonic()
@@ -116,14 +119,17 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * schedule(step, plan)
         optimizer.zero_grad(set_to_none=True)
-        running.append(learner.backward(batch_of(training, plan, step)))
+        batch = batch_of(training, plan, step)
+        own = together.share(batch)
+        loss = learner.backward(own)
+        running.append(together.join(weights.values(), loss, own.answer_tokens / max(1, batch.answer_tokens)))
         nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
         on_progress(step + 1, plan.steps, curve[-1])
         if (step + 1) % measure_every == 0 or step + 1 == plan.steps:
             note(step + 1, float(torch.stack(running).mean()))
             running = []
-            if time.monotonic() - saved >= save_every and step + 1 < plan.steps:
+            if together.first and time.monotonic() - saved >= save_every and step + 1 < plan.steps:
                 _save(folder / CHECKPOINT, identity, step + 1, curve, weights, optimizer)
                 saved = time.monotonic()
     for weight in weights.values():

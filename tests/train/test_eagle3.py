@@ -19,11 +19,11 @@ from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import packed, read_card, unpacked
 from outrider.recipes.trained import load_eagle3
+from outrider.train.attention import attend
 from outrider.train.eagle3 import (
     Eagle3Learner,
     Eagle3Plan,
     answers,
-    attend,
     default_layers,
     draft_vocabulary,
     look,
