@@ -30,8 +30,8 @@ class Open:
     limit: Budget
     tell: Callable[[int, int, float], None]  # rows, batch, seconds of every step without drafting
     plain_every: int = 96  # speculative steps before a plain one; what it costs is below a percent
-    trial: int = 12  # speculative steps before they are judged
-    rest: int = 16  # length of the first rest; each that follows a failed trial is twice as long
+    trial: int = 24  # speculative steps before they are judged; half of them after a rest
+    rest: int = 32  # length of the first rest; each that follows a failed trial is twice as long
     longest: int = 512
     margin: float = 0.97  # of plain decoding's speed: below it speculation rests
     name: str = "open"
@@ -59,7 +59,7 @@ class Open:
             return
         self._since_plain += 1
         pace.tried.append((sum(len(record.emitted) for record in records), timing.total))
-        if len(pace.tried) >= self.trial:
+        if len(pace.tried) >= (self.trial // 2 if pace.patience else self.trial):
             self._judge(pace, len(slots))
 
     def _judge(self, pace: _Pace, batch: int) -> None:

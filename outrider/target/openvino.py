@@ -20,6 +20,7 @@ from outrider.protocols import Needs, Scores
 from outrider.target.eager import TransformersTarget
 from outrider.target.openvino_cache import Layout, RowCache
 from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, traits
+from outrider.target.openvino_rows import Steady, padded
 from outrider.target.passes import Block
 from outrider.tree import fixed
 
@@ -41,6 +42,7 @@ class OpenVINOTarget(TransformersTarget):
         self._compile(frozenset())
         for name, most in (("max_rows", MOST_ROWS), ("prefill_chunk", CHUNK)):
             limits[name] = min(limits.get(name, most), most)
+        self._steady = Steady()
         self._least = 2  # rows of a pass: a single one may go through another kernel, which rounds differently
         super().__init__(model, **limits)
         self._least = self._fewest_rows()
@@ -64,6 +66,7 @@ class OpenVINOTarget(TransformersTarget):
                 wide = self.verify([slot], [tree], Needs())[0].logits
                 alone = []
                 for token in tree.tokens:
+                    self._steady.forget()
                     alone += self.verify([slot], [fixed(np.array([token]), np.array([-1]))], Needs())
                     self.commit([slot], [[]])
                 if wide is not None and torch.equal(wide, torch.cat([s.logits for s in alone if s.logits is not None])):
@@ -130,7 +133,8 @@ class OpenVINOTarget(TransformersTarget):
 
     def _infer(self, first: int, blocks: Sequence[Block], logits: bool) -> Any:
         """Changes state: runs the blocks and keeps their keys and values; gives a way to read an output by name."""
-        rows, cache, request = max(self._least, padded(max(b.rows for b in blocks))), self._cache, self._request
+        rows = max(self._least, self._steady.rows(max(b.rows for b in blocks)))
+        cache, request = self._cache, self._request
         done = max(b.done for b in blocks)
         width = BLOCK + (padded(done) if done else 0)
         layout = Layout(blocks, rows, cache.capacity, width, self._adapter.rules)
@@ -173,14 +177,6 @@ class OpenVINOTarget(TransformersTarget):
         self._held = arrays
         for name, array in arrays.items():
             self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
-
-
-def padded(rows: int) -> int:
-    """Rows of a forward: few different numbers, because the plugin makes code for every new one."""
-    step = 1
-    while rows > 8 * step:
-        step *= 2
-    return -(-rows // step) * step
 
 
 def _kept(output: NDArray[np.float32], place: int, rows: int) -> torch.Tensor:
