@@ -24,6 +24,7 @@ from outrider.files import write_atomic
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
 from outrider.protocols import Remembers
+from outrider.recipes.mixed import MODEL_FREE
 
 SINGLE = "prompt-lookup,suffix,token-recycling,stand,aded,lookahead,jacobi,omnidraft-ngram"
 
@@ -52,7 +53,7 @@ def main() -> None:
 
 def steps_of(engine: Outrider, name: str, prompts: list[Prompt], args: Any) -> list[tuple[int, int]]:
     """Tokens and target steps of each prompt's first turn."""
-    fixed = {"size": "budget"} if name == "mix" else {"controller": "fixed"}
+    fixed = {"size": "budget", "parts": MODEL_FREE} if name == "mix" else {"controller": "fixed"}
     recipe = engine.recipe(name, {"budget": args.budget, **fixed})
     params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=1)
     counts = []
