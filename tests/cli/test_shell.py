@@ -89,7 +89,8 @@ def test_ctrl_c_in_a_chat_stops_the_answer_and_goes_on(text: str) -> None:
 
 
 def test_ctrl_c_while_loading_is_one_word() -> None:
-    code = "import outrider, signal\ndef load(*a, **k): signal.raise_signal(signal.SIGINT)\noutrider.load = load\n"
+    code = "import outrider, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # may be ignored
+    code += "def load(*a, **k): signal.raise_signal(signal.SIGINT)\noutrider.load = load\n"
     code += "import sys; sys.argv = ['outrider', 'generate', 'Hello']\nfrom outrider.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
@@ -115,6 +116,8 @@ def test_the_embedded_model_answers_and_is_the_same_with_and_without_speculation
             "outrider",
             "generate",
             "Count: one two one two",
+            "--runtime",
+            "eager",
             "--method",
             method,
             "-n",
@@ -133,6 +136,8 @@ def test_ctrl_c_on_the_embedded_model(smollm2: Any, tmp_path: Path) -> None:
         "-m",
         "outrider",
         "generate",
+        "--runtime",
+        "eager",
         "--method",
         "prompt-lookup",
         "Tell a very long story.",
