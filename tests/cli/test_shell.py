@@ -163,6 +163,6 @@ def test_ctrl_c_on_the_embedded_model(smollm2: Any, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_for_the_embedded_model(smollm2: Any, run: Any, args: tuple[str, ...], words: str) -> None:
-    result = run("generate", "--method", "prompt-lookup", *args)
+    result = run("generate", "--runtime", "eager", "--method", "prompt-lookup", *args)
     assert result.exit_code == 2 and words in result.stderr
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
