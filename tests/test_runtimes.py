@@ -166,3 +166,9 @@ def test_a_trial_times_all_and_leaves_the_slots_free(model: Any) -> None:
     seconds = trial.trial(targets)
     assert set(seconds) == {"a", "b"} and min(seconds.values()) > 0
     assert all(t.free_slots == 1 for t in targets.values())
+
+
+@pytest.mark.parametrize("context", [4, 9, 10, 11, 64, 66])
+def test_a_trial_fits_into_a_short_context(model: Any, context: int) -> None:
+    seconds = trial.trial({"a": TransformersTarget(model, max_slots=1, max_context=context)})
+    assert seconds["a"] > 0
