@@ -112,10 +112,10 @@ class Mix:
     ) -> _Asked:  # fmt: skip
         """The trees of a dear part, as deep as has paid where the others expect what they expect now."""
         part, worth = self.ranked[number], self.worths[number - len(self.ranked)]
-        trees = [root(token) for token in pending]
-        if self.seconds is None:
-            return _Asked([0.0] * len(slots), [budget.depth for budget in budgets], part.propose(slots, budgets, noise))
         cheap = [0.0] * len(slots)
+        if self.seconds is None:
+            return _Asked(cheap, [budget.depth for budget in budgets], part.propose(slots, budgets, noise))
+        trees = [root(token) for token in pending]
         if offers:
             rest = [self._unite([own[i] for own in offers]) for i in range(len(slots))]
             cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]

@@ -224,7 +224,7 @@ class Adapting:
         if before is None:
             self._student = None
         self._before = before
-        self._next = (net, PackedLinears(net).active)
+        self._next = (net, PackedLinears(net, eight_bits=True).active)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
 
-from outrider import conversions, methods, runtimes
+from outrider import methods
 from outrider.api import Outrider
-from outrider.conversions import openvino_graph
-from outrider.errors import UnsupportedModel
 from outrider.models.load import LoadedModel, fingerprint
 from outrider.protocols import Needs
 from outrider.target.openvino import OpenVINOTarget
 from outrider.target.openvino_cache import Layout, RowCache, stride
 from outrider.target.openvino_convert import PRECISIONS, compressed, trace, traits
 from outrider.tree import TokenTree, fixed
+from tests.target import test_architectures as zoo
 
-
-def _zoo() -> Any:
-    """The architectures and random walks that the eager runtime is tested with."""
-    path = Path(__file__).with_name("test_architectures.py")
-    spec = importlib.util.spec_from_file_location("architectures", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["architectures"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-zoo = _zoo()
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 TREE = fixed(np.array([8, 9, 7, 9, 3, 2, 3, 8]), np.array([-1, 0, 0, 1, 2, 2, 4, 6]))
 HAVE_NNCF = importlib.util.find_spec("nncf") is not None
@@ -52,14 +37,18 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def small_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3, eos_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return small_llama()
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +80,7 @@ def row_by_row(target: OpenVINOTarget, slot: int, tokens: list[int]) -> torch.Te
     """The rows of a text, one step each, as plain decoding does."""
     rows = []
     for token in tokens:
+        target._steady.forget()  # a single row runs alone, whatever ran before it
         rows.append(logits(target, slot, fixed(np.array([token]), np.array([-1])))[0])
         target.commit([slot], [[]])
     return torch.stack(rows)
@@ -362,59 +352,3 @@ def test_greedy_output_is_that_of_plain_decoding(model: LlamaForCausalLM, precis
         for name in tried:
             got = [g.token_ids for g in made.generate(prompts, method=name, max_new_tokens=40)]
             assert got == plain, name
-
-
-# Conversion and its cache
-
-
-def test_what_cannot_be_converted_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UnsupportedModel, match="experts at run time.*runtime eager"):
-        traits(zoo.build("mixtral"))
-    with pytest.raises(UnsupportedModel, match="runtime eager"):
-        traits(zoo.build("falcon-alibi"))
-    with pytest.raises(UnsupportedModel, match="dtype='float32'"):
-        traits(LlamaForCausalLM(LlamaConfig(**zoo.COMMON)).eval().bfloat16())
-
-
-def test_a_graph_that_scores_otherwise_is_refused(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def louder(model: Any, known: Any) -> Any:
-        torch.manual_seed(1)
-        other = LlamaForCausalLM(model.config).eval()
-        return trace(other, known)
-
-    monkeypatch.setattr("outrider.target.openvino_convert.trace", louder)
-    with pytest.raises(UnsupportedModel, match="differently from plain forwards"):
-        openvino_graph(model, "float32", keep=False)
-
-
-def test_a_conversion_is_kept_and_remade_when_damaged(
-    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made: list[str] = []
-    right = conversions._make
-    monkeypatch.setattr(conversions, "_make", lambda m, p: made.append(p) or right(m, p))
-
-    def graph_file(name: str) -> Path:
-        return next(tmp_path.rglob(name))
-
-    openvino_graph(model, "float32")
-    openvino_graph(model, "float32")
-    assert made == ["float32"]
-    weights = graph_file("graph.bin")
-    weights.write_bytes(weights.read_bytes()[:-8])  # cut short: the seal notices
-    openvino_graph(model, "float32")
-    assert made == ["float32"] * 2
-    text = graph_file("graph.xml")
-    text.write_bytes(b"x" * text.stat().st_size)  # as long as before, but no graph
-    target = OpenVINOTarget(model, openvino_graph(model, "float32"), self_test=True)
-    assert made == ["float32"] * 3 and target.vocab_size == 61
-
-
-def test_another_configuration_is_another_conversion(model: LlamaForCausalLM) -> None:
-    torch.manual_seed(0)
-    other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rms_norm_eps": 0.5})).eval()
-    other.load_state_dict(model.state_dict())
-    assert fingerprint(other) == fingerprint(model)
-    assert conversions.identity_of(other) != conversions.identity_of(model)
-    assert runtimes.find("openvino").precisions == tuple(PRECISIONS)

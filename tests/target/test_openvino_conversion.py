@@ -1,0 +1,83 @@
+"""Conversions for OpenVINO: refused where they cannot be, checked, kept on disk, and made again when damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
+
+from outrider import conversions, runtimes
+from outrider.conversions import openvino_graph
+from outrider.errors import UnsupportedModel
+from outrider.models.load import fingerprint
+from outrider.target.openvino import OpenVINOTarget
+from outrider.target.openvino_convert import PRECISIONS, trace, traits
+from tests.target import test_architectures as zoo
+from tests.target.test_openvino import small_llama
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return small_llama()
+
+
+def test_what_cannot_be_converted_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UnsupportedModel, match="experts at run time.*runtime eager"):
+        traits(zoo.build("mixtral"))
+    with pytest.raises(UnsupportedModel, match="runtime eager"):
+        traits(zoo.build("falcon-alibi"))
+    with pytest.raises(UnsupportedModel, match="dtype='float32'"):
+        traits(LlamaForCausalLM(LlamaConfig(**zoo.COMMON)).eval().bfloat16())
+
+
+def test_a_graph_that_scores_otherwise_is_refused(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def louder(model: Any, known: Any) -> Any:
+        torch.manual_seed(1)
+        other = LlamaForCausalLM(model.config).eval()
+        return trace(other, known)
+
+    monkeypatch.setattr("outrider.target.openvino_convert.trace", louder)
+    with pytest.raises(UnsupportedModel, match="differently from plain forwards"):
+        openvino_graph(model, "float32", keep=False)
+
+
+def test_a_conversion_is_kept_and_remade_when_damaged(
+    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    right = conversions._make
+    monkeypatch.setattr(conversions, "_make", lambda m, p: made.append(p) or right(m, p))
+
+    def graph_file(name: str) -> Path:
+        return next(tmp_path.rglob(name))
+
+    openvino_graph(model, "float32")
+    openvino_graph(model, "float32")
+    assert made == ["float32"]
+    weights = graph_file("graph.bin")
+    weights.write_bytes(weights.read_bytes()[:-8])  # cut short: the seal notices
+    openvino_graph(model, "float32")
+    assert made == ["float32"] * 2
+    text = graph_file("graph.xml")
+    text.write_bytes(b"x" * text.stat().st_size)  # as long as before, but no graph
+    target = OpenVINOTarget(model, openvino_graph(model, "float32"), self_test=True)
+    assert made == ["float32"] * 3 and target.vocab_size == 61
+
+
+def test_another_configuration_is_another_conversion(model: LlamaForCausalLM) -> None:
+    torch.manual_seed(0)
+    other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rms_norm_eps": 0.5})).eval()
+    other.load_state_dict(model.state_dict())
+    assert fingerprint(other) == fingerprint(model)
+    assert conversions.identity_of(other) != conversions.identity_of(model)
+    assert runtimes.find("openvino").precisions == tuple(PRECISIONS)
