@@ -17,9 +17,8 @@ from torch import Tensor
 
 from outrider.errors import UnknownName
 from outrider.noise import StreamNoise
-from outrider.protocols import Recipe
+from outrider.protocols import Recipe, Target
 from outrider.sequence import Running
-from outrider.target.cache import SlotCache
 from outrider.target.eager import TransformersTarget
 from outrider.target.passes import Block
 from outrider.tree import QRow
@@ -32,18 +31,21 @@ class Bug:
     name: str
     what: str
     parts: tuple[str, ...]  # of the gate that are run against it; at least one must refuse
-    place: Callable[[Recipe], tuple[Any, str, Any]]  # the object, its attribute, and what to put there
+    place: Callable[[Recipe, Target], tuple[Any, str, Any]]  # the object, its attribute, and what to put there
     cannot_show: Callable[[Recipe], str] = lambda recipe: ""  # why not, for this method; empty: it can
 
     @contextmanager
-    def planted(self, recipe: Recipe) -> Iterator[None]:
-        owner, name, wrong = self.place(recipe)
-        right = getattr(owner, name)
+    def planted(self, recipe: Recipe, target: Target) -> Iterator[None]:
+        owner, name, wrong = self.place(recipe, target)
+        own, right = name in vars(owner), getattr(owner, name)
         setattr(owner, name, wrong)
         try:
             yield
         finally:
-            setattr(owner, name, right)
+            if own:
+                setattr(owner, name, right)
+            else:  # it was inherited
+                delattr(owner, name)
 
 
 def _rule(recipe: Recipe) -> Any:
@@ -80,6 +82,16 @@ def _by_storage_order(block: Block, context: int) -> dict[str, Any]:
     return {"depths": np.arange(len(block.tokens)).clip(max=context - 1 - block.length)}
 
 
+def _commits_in_place(target: Target) -> tuple[Any, str, Any]:
+    """In whichever runtime: the path has the accepted one's length, but is the nodes stored first."""
+    right = type(target).commit
+
+    def wrong(self: Target, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        right(self, slots, [range(1, len(path) + 1) for path in paths])
+
+    return type(target), "commit", wrong
+
+
 def _first_step_again(running: Running, stream: int) -> StreamNoise:
     return StreamNoise(running.seed, running.sample, stream, 0, len(running.prompt))
 
@@ -90,23 +102,23 @@ BUGS = {
         Bug(
             "wrong-residual", "after a rejection the token is drawn from p, not from what the rejection left of it",
             ("exhaustive", "martingale"),
-            lambda recipe: (_rule(recipe), "after_rejection", _nothing_taken_away), _no_residual,
+            lambda recipe, target: (_rule(recipe), "after_rejection", _nothing_taken_away), _no_residual,
         ),
         Bug(
             "leaked-sibling", "a tree node sees every node stored before it, not only its ancestors",
-            ("greedy", "seeded"), lambda recipe: _changed_blocks(_sees_all_before),
+            ("greedy", "seeded"), lambda recipe, target: _changed_blocks(_sees_all_before),
         ),
         Bug(
             "stale-cache", "a commit keeps the rows of rejected nodes in place of the accepted ones",
-            ("greedy", "seeded"), lambda recipe: (SlotCache, "move", lambda *_: None),
+            ("greedy", "seeded"), lambda recipe, target: _commits_in_place(target),
         ),
         Bug(
             "reused-noise", "every step draws with the random bits of the first one",
-            ("seeded", "martingale"), lambda recipe: (Running, "noise", _first_step_again),
+            ("seeded", "martingale"), lambda recipe, target: (Running, "noise", _first_step_again),
         ),
         Bug(
             "off-by-one-position", "a tree node's position follows its place in storage, not its depth",
-            ("greedy", "seeded"), lambda recipe: _changed_blocks(_by_storage_order),
+            ("greedy", "seeded"), lambda recipe, target: _changed_blocks(_by_storage_order),
         ),
     )
 }  # fmt: skip

@@ -211,7 +211,7 @@ class _Gate:
         if planted.reason:
             planted.outcome = "cannot show"
             return
-        with planted.bug.planted(recipe):
+        with planted.bug.planted(recipe, self.subject.engine.target):
             for name in planted.bug.parts:
                 try:
                     self.run(name, planted.parts)

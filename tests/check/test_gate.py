@@ -16,6 +16,7 @@ from outrider.errors import UnknownName
 from outrider.methods import MethodInfo
 from outrider.models import LoadedModel
 from outrider.protocols import Budget, Noise, Recipe, Rows, Verdict
+from outrider.target.openvino import OpenVINOTarget
 from outrider.tree import Law, TokenTree
 from outrider.verify.rejection import Rejection
 
@@ -64,6 +65,15 @@ def test_exact_method_passes_and_every_planted_bug_is_caught(
     else:  # a chain of point masses never samples a draft, so only the enumeration has a residual to look at
         drafts = {"martingale"} if method == "draft-model" else set()
         assert caught["wrong-residual"] == {"exhaustive"} | drafts
+
+
+@pytest.mark.usefixtures("small_enumeration")
+@pytest.mark.parametrize("runtime", ["eager", "openvino"])
+def test_bugs_are_planted_in_the_runtime_under_test(tiny_llama: LoadedModel, runtime: str) -> None:
+    planted = [bug for bug in bugs.named(bugs.ALL) if bug.name in RUNTIME_BUGS]
+    report = check(tiny_llama, "prompt-lookup", bugs=planted, size=TINY, runtime=runtime)
+    assert report.settings["runtime"] == runtime
+    assert {p.bug.name: p.outcome for p in report.bugs} == dict.fromkeys(RUNTIME_BUGS, "caught")
 
 
 @pytest.mark.usefixtures("small_enumeration")
@@ -118,7 +128,7 @@ def test_lossy_acceptance_is_refuted(tiny_llama: LoadedModel, monkeypatch: pytes
 
 @pytest.mark.usefixtures("small_enumeration")
 def test_bug_that_nothing_notices_is_a_failure(tiny_llama: LoadedModel) -> None:
-    harmless = bugs.Bug("harmless", "changes nothing", ("greedy",), lambda recipe: (gate, "QUICK", gate.QUICK))
+    harmless = bugs.Bug("harmless", "changes nothing", ("greedy",), lambda recipe, target: (gate, "QUICK", gate.QUICK))
     report = check(tiny_llama, "plain", bugs=[harmless], size=TINY)
     assert [part.name for part in report.parts] == ["greedy"]  # only what the bug concerns, and clean first
     assert report.bugs[0].outcome == "missed" and report.status == 1
@@ -142,13 +152,14 @@ def test_interrupt_keeps_the_evidence_so_far(tiny_llama: LoadedModel) -> None:
 
 def test_bugs_are_taken_out_again() -> None:
     recipe = Recipe("x", None, Rejection(), Fixed(Budget(0, 0)))
+    target = object.__new__(OpenVINOTarget)  # it inherits what some bugs replace
     for bug in bugs.named(bugs.ALL):
-        owner, name, _ = bug.place(recipe)
-        right = getattr(owner, name)
-        with pytest.raises(ZeroDivisionError), bug.planted(recipe):
+        owner, name, _ = bug.place(recipe, target)
+        right, own = getattr(owner, name), name in vars(owner)
+        with pytest.raises(ZeroDivisionError), bug.planted(recipe, target):
             assert getattr(owner, name) is not right
             raise ZeroDivisionError
-        assert getattr(owner, name) is right
+        assert getattr(owner, name) is right and (name in vars(owner)) == own
 
 
 def test_unknown_bug_lists_the_known_ones() -> None:
