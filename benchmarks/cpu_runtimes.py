@@ -101,7 +101,7 @@ def profile(model: Any, name: str, context: int) -> dict[str, Any]:
             target.verify([slot], [chain(list(range(7, 7 + rows)))], Needs())
             walls.append(1e3 * (time.perf_counter() - begun))
         kinds: dict[str, float] = defaultdict(float)
-        for node in target._request.get_profiling_info():
+        for node in target._any.native.get_profiling_info():
             kinds[node.node_type.removesuffix("Compressed")] += 1e3 * node.real_time.total_seconds()
         most = sorted(kinds.items(), key=lambda item: -item[1])[:8]
         report[rows] = {"wall": round(median(walls), 1), **{kind: round(ms, 2) for kind, ms in most}}

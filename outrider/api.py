@@ -220,6 +220,12 @@ class Outrider:
         finally:
             handle.cancel()
 
+    def prepare(self, contexts: Sequence[int] = (512,)) -> None:
+        """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
+        measure. Takes seconds where there is something to make (OpenVINO compiles steps of fixed shapes)."""
+        if prepare := getattr(self.target, "prepare", None):
+            prepare(contexts)
+
     def close(self) -> None:
         """Cancel what runs, free the cache, and keep the memory where a file was given for it."""
         self.engine.close()

@@ -83,7 +83,7 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Run it all, less what the book holds already. An interrupt ends it early: what all had answered is kept."""
     book = book or Book()
-    prompts, skipped = _fitting(engine, prompts, plan)
+    prompts, skipped, lengths = _fitting(engine, prompts, plan)
     comparison = Comparison(list(contenders), settings(engine, prompts, plan, source), machine(), skipped=skipped)
     cases = batches(prompts, plan.batch)
     total = plan.rounds * len(contenders) * sum(max(p.rounds for p in case) for case in cases)
@@ -91,6 +91,7 @@ def compare(
     try:
         if not book.complete:
             race.warm_up(cases[0])
+            race.prepare(lengths)
         for round_ in range(plan.rounds):
             race.begin(round_)
             for index in _shuffled(range(len(cases)), round_) if plan.shuffled else range(len(cases)):
@@ -182,6 +183,11 @@ class _Race:
                 self._failed(contender.label, None, error)
                 self.left_out.add(contender.label)
 
+    def prepare(self, lengths: Sequence[int]) -> None:
+        """What a process reaches that runs for long, so that it does not come about in the middle of a round."""
+        self.tracker.doing("warm-up: steps")
+        self.engine.prepare([length + self.plan.params.max_new_tokens for length in lengths])
+
     def begin(self, round_: int) -> None:
         """Afresh: nothing learnt in an earlier round is known."""
         contenders = [c for c in self.comparison.contenders if c.label not in self.left_out]
@@ -270,7 +276,10 @@ class _Race:
             self.left_out.add(label)
 
 
-def _fitting(engine: Outrider, prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], list[dict[str, Any]]]:
+def _fitting(
+    engine: Outrider, prompts: Sequence[Prompt], plan: Plan
+) -> tuple[list[Prompt], list[dict[str, Any]], list[int]]:
+    """What fits the context, what does not, and the tokens of what does."""
     if not prompts:
         raise InputError("there are no prompts to compare on; give at least one")
     if not plan.raw and not getattr(engine.tokenizer, "chat_template", None):
@@ -279,11 +288,12 @@ def _fitting(engine: Outrider, prompts: Sequence[Prompt], plan: Plan) -> tuple[l
         raise InputError(
             f"a batch of {plan.batch} does not fit {engine.target.free_slots} slots; lower it or load with more slots"
         )
-    kept, skipped = [], []
+    kept, skipped, lengths = [], [], []
     for prompt in prompts:
         length = len(_encode(engine, prompt, (), plan.raw))
         if length < engine.target.max_context:
             kept.append(prompt)
+            lengths.append(length)
             continue
         skipped.append({"id": prompt.id, "turn": 0, "round": 0, "tokens": length})
         if not plan.keep_going or len(skipped) == len(prompts):
@@ -291,7 +301,7 @@ def _fitting(engine: Outrider, prompts: Sequence[Prompt], plan: Plan) -> tuple[l
                 f"prompt {prompt.id} has {length} tokens but the context holds {engine.target.max_context}; "
                 "leave it out or shorten it"
             )
-    return kept, skipped
+    return kept, skipped, lengths
 
 
 def _encode(engine: Outrider, prompt: Prompt, answers: Sequence[str], raw: bool) -> list[int]:

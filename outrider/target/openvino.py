@@ -9,18 +9,25 @@ one, and "the same output" means that of plain decoding in the same precision. C
 from __future__ import annotations
 
 import logging
+import sys
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers.masking_utils import causal_mask_function
 
 from outrider.protocols import Needs, Scores
 from outrider.target.eager import TransformersTarget
-from outrider.target.openvino_cache import Layout, RowCache
+from outrider.target.openvino_cache import Layout, RowCache, stride
 from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, traits
+from outrider.target.openvino_fixed import MOST, ROWS, FixedShapes, Shape
+from outrider.target.openvino_request import Request, shaped
 from outrider.target.openvino_rows import Steady, padded
+from outrider.target.packed import available
 from outrider.target.passes import Block
 from outrider.tree import fixed
 
@@ -44,6 +51,7 @@ class OpenVINOTarget(TransformersTarget):
             limits[name] = min(limits.get(name, most), most)
         self._steady = Steady()
         self._least = 2  # rows of a pass: a single one may go through another kernel, which rounds differently
+        self._version = -1  # of the cache that was read last
         super().__init__(model, **limits)
         self._least = self._fewest_rows()
 
@@ -81,20 +89,15 @@ class OpenVINOTarget(TransformersTarget):
         return 2
 
     def _adapt(self, model: Any) -> Traits:
-        return traits(model)
+        known = traits(model)
+        self._everywhere = all(rule is causal_mask_function for rule, _ in known.rules)  # no layer has a window
+        return known
 
     def _allocate(self, slots: int) -> RowCache:
         return RowCache(self._adapter, slots)
 
     def _compile(self, hidden: frozenset[int]) -> None:
-        """Changes state: the graph with these hidden states as outputs; the others would cost time."""
-        import openvino as ov
-
-        graph, wanted = self._graph.clone(), {f"hidden.{i}" for i in hidden}
-        for result in graph.get_results():
-            names = result.get_output_tensor(0).get_names()
-            if any(name.startswith("hidden.") for name in names) and not names & wanted:
-                graph.remove_result(result)
+        """Changes state: the graph with these hidden states as outputs."""
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -102,24 +105,55 @@ class OpenVINOTarget(TransformersTarget):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(PRECISIONS[self.precision].group),
             "PERF_COUNT": self._profile,
         }
-        self._request = ov.Core().compile_model(graph, "CPU", settings).create_infer_request()
-        self._hidden, self._bound_to = hidden, (-1, -1, -1)
-        self._inputs: dict[str, NDArray[Any]] = {}
+        begun = time.perf_counter()
+        self._any, self._hidden = Request(shaped(self._graph, hidden), settings), hidden
+        seconds = time.perf_counter() - begun
+
+        def make(shape: Shape) -> Request:
+            return Request(shaped(self._graph, hidden, self._fixed_inputs(*shape)), settings)
+
+        self._fixed = FixedShapes(make, seconds, self._room_for_another)
+
+    def _fixed_inputs(self, rows: int, blocks: int) -> dict[str, tuple[int, ...]]:
+        """The shape of every input in a step of one sequence that stays within a block of text."""
+        known: Traits = self._adapter
+        shapes: dict[str, tuple[int, ...]] = {"input_ids": (1, rows), "position_ids": (1, rows)}
+        for i in range(len(known.rules)):
+            shapes[f"mask.{i}"], shapes[f"own.{i}"] = (1, blocks, 1, 1, 1, BLOCK), (1, 1, 1, 1, rows, BLOCK + rows)
+        for t in range(2 * len(known.shapes)):
+            shapes[f"past.{t}"], shapes[f"recent.{t}"] = (1, blocks, *known.block(t)), (1, *known.recent(t))
+        return shapes | ({"keep": (rows,)} if self._trims else {})
+
+    def _room_for_another(self) -> bool:
+        """A graph holds the weights once more; most of what is free stays free."""
+        return sum(w.nbytes for w in self.model.parameters()) < available() // 8
+
+    def prepare(self, contexts: Sequence[int]) -> None:
+        """Compile steps of single sequences of so many tokens now, usual lengths first; a bar shows how far it is."""
+        from rich.console import Console
+        from rich.progress import track
+
+        usual = Counter(stride(min(length, self.max_context) // BLOCK) for length in contexts).most_common()
+        wanted = [(rows, blocks) for blocks, _ in usual for rows in ROWS if rows <= self.max_rows][:MOST]
+        shown: dict[str, Any] = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
+        for shape in track(wanted if self._everywhere else [], "compiling steps", **shown):
+            self._fixed.make_now(shape)
 
     def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
         hidden = {layer: layer % self._adapter.hidden for layer in needs.hidden}
         if not self._hidden.issuperset(hidden.values()):
+            self._fixed.close()
             self._compile(self._hidden | set(hidden.values()))
         for b in blocks:
             self._cache.settle(b.slot, b.length)
         scores: dict[int, Scores] = {}
         for first, members in self._neighbours(blocks):
-            out = self._infer(first, [blocks[i] for i in members], logits)
+            request = self._infer(first, [blocks[i] for i in members], logits)
             for place, i in enumerate(members):
                 rows = blocks[i].rows
                 scores[i] = Scores(
-                    _kept(out("logits"), place, rows) if logits else None,
-                    {layer: _kept(out(f"hidden.{own}"), place, rows) for layer, own in hidden.items()},
+                    _kept(request.out("logits"), place, rows) if logits else None,
+                    {layer: _kept(request.out(f"hidden.{own}"), place, rows) for layer, own in hidden.items()},
                 )
         return [scores[i] for i in range(len(blocks))]
 
@@ -131,52 +165,62 @@ class OpenVINOTarget(TransformersTarget):
         for run in np.split(order, breaks):
             yield rows[run[0]], run.tolist()
 
-    def _infer(self, first: int, blocks: Sequence[Block], logits: bool) -> Any:
-        """Changes state: runs the blocks and keeps their keys and values; gives a way to read an output by name."""
-        rows = max(self._least, self._steady.rows(max(b.rows for b in blocks)))
-        cache, request = self._cache, self._request
-        done = max(b.done for b in blocks)
+    def _infer(self, first: int, blocks: Sequence[Block], logits: bool) -> Request:
+        """Changes state: runs the blocks and keeps their keys and values; gives what holds the outputs."""
+        rows, cache = max(self._least, *(b.rows for b in blocks)), self._cache
+        alone = logits and self._everywhere and _within_a_block(blocks)
+        shape = self._fixed.find(rows, cache.capacity) if alone else None
+        if shape is None:
+            begun = time.perf_counter()
+            request = self._inferred(self._any, max(self._least, self._steady.rows(rows)), first, blocks, logits)
+            if alone:
+                self._fixed.missed(rows, cache.capacity, time.perf_counter() - begun)
+        else:
+            request = self._inferred(self._fixed.request(shape), shape[0], first, blocks, logits)
+            if self._fixed.unchecked(shape):
+                request = self._compared(shape, first, blocks)
+        cache.write(blocks, [request.out(f"new.{g}") for g in range(len(self._adapter.groups))])
+        return request
+
+    def _compared(self, shape: Shape, first: int, blocks: Sequence[Block]) -> Request:
+        """Changes state: the first step of a fixed shape once more in the graph of any shape, which is believed."""
+        outputs = ["logits", *(f"hidden.{i}" for i in self._hidden)]
+        outputs += [f"new.{g}" for g in range(len(self._adapter.groups))]
+        own = self._fixed.request(shape)
+        there = [own.out(name).copy() for name in outputs]
+        request = self._inferred(self._any, shape[0], first, blocks, True)
+        here = [request.out(name) for name in outputs]
+        same = all(np.array_equal(a, b) for a, b in zip(there, here, strict=True))
+        self._fixed.checked(shape, same)
+        return request
+
+    def _inferred(self, request: Request, rows: int, first: int, blocks: Sequence[Block], logits: bool) -> Request:
+        """Changes state: one inference, padded to so many rows."""
+        cache, done = self._cache, max(b.done for b in blocks)
         width = BLOCK + (padded(done) if done else 0)
         layout = Layout(blocks, rows, cache.capacity, width, self._adapter.rules)
-        if self._bound_to != (bound := (cache.version, first, len(blocks))):
-            self._bind(cache.views(first, len(blocks)))
-            self._bound_to = bound
+        if self._version != cache.version:  # nobody keeps an old cache alive
+            self._fixed.release(but=request)
+            self._version = cache.version
+        request.bind((cache.version, first, len(blocks)), lambda: cache.views(first, len(blocks)))
         if done:
-            self._bind(cache.extended(first, blocks, width))
-            self._bound_to = (-1, -1, -1)
+            request.bind(None, lambda: cache.extended(first, blocks, width))
         inputs: dict[str, NDArray[Any]] = {"input_ids": layout.input_ids, "position_ids": layout.positions}
         inputs |= {f"mask.{i}": mask for i, mask in enumerate(layout.masks)}
         inputs |= {f"own.{i}": mask for i, mask in enumerate(layout.own_masks)}
         if self._trims:
             inputs["keep"] = np.arange(rows if logits else 1)
-        self._feed(inputs)
+        request.feed(inputs)
         request.infer()
+        return request
 
-        def out(name: str) -> NDArray[np.float32]:
-            return request.get_tensor(name).data
 
-        cache.write(blocks, [out(f"new.{g}") for g in range(len(self._adapter.groups))])
-        return out
-
-    def _feed(self, inputs: dict[str, NDArray[Any]]) -> None:
-        """Changes state: values go into arrays that the request holds; handing it new ones costs a millisecond."""
-        import openvino as ov
-
-        for name, array in inputs.items():
-            held = self._inputs.get(name)
-            if held is not None and held.shape == array.shape:
-                held[...] = array
-            else:
-                self._inputs[name] = held = array.copy()
-                self._request.set_tensor(name, ov.Tensor(held, shared_memory=True))
-
-    def _bind(self, arrays: dict[str, NDArray[np.float32]]) -> None:
-        """Changes state: the request reads these arrays where they lie, so they must outlive it."""
-        import openvino as ov
-
-        self._held = arrays
-        for name, array in arrays.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+def _within_a_block(blocks: Sequence[Block]) -> bool:
+    """One sequence, whose rows all count in the unfinished block of text."""
+    if len(blocks) != 1 or blocks[0].done:
+        return False
+    (b,) = blocks
+    return b.length % BLOCK + int(b.depths.max()) < BLOCK
 
 
 def _kept(output: NDArray[np.float32], place: int, rows: int) -> torch.Tensor:

@@ -24,10 +24,10 @@ Array = NDArray[np.float32]
 
 def stride(blocks: int) -> int:
     """Room for so many blocks: few different numbers, because the plugin makes code for every new one."""
-    step = 1
+    step = 2
     while blocks > 4 * step:
         step *= 2
-    return max(1, -(-blocks // step) * step)
+    return max(step, -(-blocks // step) * step)
 
 
 class RowCache:

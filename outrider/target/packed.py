@@ -35,7 +35,7 @@ class PackedLinears:
         layers = [m for m in model.modules() if type(m) is nn.Linear and _packable(m)]
         weights = {id(m.weight): m.weight for m in layers}
         fresh = sum(w.nbytes for w in weights.values() if w not in (_small_packs if small else _packs))
-        if fresh > _available() // 2:
+        if fresh > available() // 2:
             log.info("linear layers stay unpacked: packing them takes %.1f GiB more memory", fresh / 2**30)
             layers = []
         self._forwards = [(m.__dict__, _small_forward(m) if small else _forward(m)) for m in layers]
@@ -99,7 +99,7 @@ def _small(weight: Tensor, bias: Tensor | None) -> Any:
         return torch.ops.quantized.linear_prepack(whole, bias)
 
 
-def _available() -> int:
+def available() -> int:
     """Bytes of memory that can still be taken; plenty where the system does not say."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

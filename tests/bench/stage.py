@@ -83,6 +83,7 @@ class Stage:
     slots: int = 4
     max_context: int = 256
     asked: list[list[Message]] = field(default_factory=list)
+    prepared: list[int] = field(default_factory=list)  # lengths of texts that steps were made ready for
 
     def __post_init__(self) -> None:
         self.lm = ToyLM(vocab=5, seed=3)
@@ -96,6 +97,9 @@ class Stage:
 
     def recipe(self, method: str = "plain", options: Any = None) -> Recipe:
         return Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
+
+    def prepare(self, contexts: Sequence[int]) -> None:
+        self.prepared = list(contexts)
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) % 5 for c in text]

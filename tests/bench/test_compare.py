@@ -49,6 +49,12 @@ def test_the_prefill_is_no_part_of_the_speed_but_of_the_first_token(stage: Stage
     assert fast["speedup_total"] == pytest.approx((PREFILL_S + 10) / (PREFILL_S + 5))
 
 
+def test_steps_are_made_ready_for_the_lengths_that_the_texts_reach(stage: Stage) -> None:
+    measured(stage, [stage.contender("plain")])
+    lengths = [len(stage.encode_chat(prompt.conversation(()))) for prompt in PROMPTS]
+    assert stage.prepared == [length + TEN.max_new_tokens for length in lengths]
+
+
 def test_time_that_a_controller_takes_between_steps_counts(stage: Stage) -> None:
     slow = SlowController(stage.forced().controller.budget, clock=stage.clock, seconds=1.0)  # type: ignore[attr-defined]
     _, fast = measured(stage, [stage.contender("plain"), stage.contender("fast", stage.forced(controller=slow))])[

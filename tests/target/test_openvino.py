@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,9 +268,13 @@ def test_a_kernel_of_its_own_for_single_rows_is_noticed_at_load(
         several = 2
 
         def _infer(self, first: int, blocks: Any, logits: bool) -> Any:
-            out = super()._infer(first, blocks, logits)
-            rows = max(self._least, max(b.rows for b in blocks))
-            return lambda name: out(name) * np.float32(1 if rows >= self.several or name != "logits" else 1 + 1e-6)
+            request = super()._infer(first, blocks, logits)
+            several = max(self._least, max(b.rows for b in blocks)) >= self.several
+
+            def out(name: str) -> Any:
+                return request.out(name) * np.float32(1 if several or name != "logits" else 1 + 1e-6)
+
+            return SimpleNamespace(out=out)
 
     assert Rounded(model, graphs["float32"], max_slots=1)._least == 2
     monkeypatch.setattr(Rounded, "several", 3)

@@ -74,6 +74,64 @@ def test_a_conversion_is_kept_and_remade_when_damaged(
     assert made == ["float32"] * 3 and target.vocab_size == 61
 
 
+def of(folder: str, change: float = 0.0) -> LlamaForCausalLM:
+    """The small model as if loaded from there; `change` is added to its weights."""
+    model = small_llama()
+    model.name_or_path = folder
+    with torch.no_grad():
+        model.model.norm.weight.add_(change)
+    return model
+
+
+def stored(home: Path) -> set[str]:
+    return {path.parent.name for path in home.rglob("graph.xml")}
+
+
+def test_a_new_conversion_replaces_the_old_one_of_the_same_model_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino_graph(of("one"), "float32")
+    (first,) = stored(tmp_path)
+    openvino_graph(of("two", 0.5), "float32")
+    openvino_graph(of("", 0.75), "float32")
+    others = stored(tmp_path) - {first}
+    assert len(others) == 2
+    openvino_graph(of("one", 0.25), "float32")
+    second = stored(tmp_path) - others - {first}
+    assert stored(tmp_path) == others | second and len(second) == 1
+    monkeypatch.setattr("outrider.target.openvino_convert.FORMAT", 10**6)
+    openvino_graph(of("one", 0.25), "float32")
+    third = stored(tmp_path) - others
+    assert len(third) == 1 and third != second
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    openvino_graph(of("one", 0.25), "float32")  # an earlier version leaves alone what a later one made
+    assert stored(tmp_path) == others | second | third
+    assert not list(tmp_path.rglob("*.partial-*"))
+
+
+def test_a_graph_in_use_survives_its_replacement_and_one_that_vanished_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = of("one")
+    graph = openvino_graph(model, "float32")
+    openvino_graph(of("one", 0.25), "float32")
+    target = OpenVINOTarget(model, graph, self_test=True)
+    assert target.vocab_size == 61
+    right = conversions.kept
+
+    def gone(folder: Path, fill: Any) -> Path:
+        monkeypatch.setattr(conversions, "kept", right)
+        found = right(folder, fill)
+        for file in found.iterdir():  # another process has replaced it since
+            file.unlink()
+        return found
+
+    monkeypatch.setattr(conversions, "kept", gone)
+    monkeypatch.setattr(conversions, "_drop_replaced", lambda folder: None)
+    assert OpenVINOTarget(model, openvino_graph(model, "float32"), self_test=True).vocab_size == 61
+
+
 def test_another_configuration_is_another_conversion(model: LlamaForCausalLM) -> None:
     torch.manual_seed(0)
     other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "rms_norm_eps": 0.5})).eval()

@@ -56,7 +56,7 @@ def test_packs_die_with_their_weights() -> None:
 
 def test_half_precision_and_too_little_memory_are_left_alone(monkeypatch) -> None:
     assert not PackedLinears(network().bfloat16())._forwards
-    monkeypatch.setattr(packed, "_available", lambda: 1000)
+    monkeypatch.setattr(packed, "available", lambda: 1000)
     assert not PackedLinears(network())._forwards
 
 

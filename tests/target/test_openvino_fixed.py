@@ -1,0 +1,224 @@
+"""Graphs of one shape: made when they have paid, the same to the last bit, and left out where they are not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
+
+from outrider.protocols import Needs
+from outrider.target import openvino
+from outrider.target.openvino import OpenVINOTarget
+from outrider.target.openvino_convert import BLOCK, PRECISIONS, compressed, trace, traits
+from outrider.target.openvino_fixed import MOST, FixedShapes
+from outrider.target.openvino_request import Request
+from outrider.tree import fixed
+from tests.target import test_architectures as zoo
+from tests.target.test_openvino import (
+    ALL,
+    TEXT,
+    TREE,
+    logits,
+    open_slot,
+    row_by_row,
+    small_llama,
+    widths_that_move_a_bit,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return small_llama()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Shapes that steps have run in."""
+    used: list[tuple[int, int]] = []
+    request = FixedShapes.request
+    monkeypatch.setattr(FixedShapes, "request", lambda self, shape: (used.append(shape), request(self, shape))[1])
+    return used
+
+
+@pytest.fixture
+def of(tmp_path: Path, model: LlamaForCausalLM) -> Callable[..., OpenVINOTarget]:
+    """Of stored graphs, as conversions are: the plugin knows a rotary embedding only in those."""
+
+    def make(precision: str = "float32", own: Any = model, **limits: Any) -> OpenVINOTarget:
+        import openvino as ov
+
+        graph = compressed(trace(own, traits(own)), PRECISIONS[precision])
+        ov.save_model(graph, path := tmp_path / "graph.xml", compress_to_fp16=False)
+        limits = {"max_slots": 2, "max_context": 2048} | limits
+        return OpenVINOTarget(own, ov.Core().read_model(path), precision=precision, **limits)
+
+    return make
+
+
+# In the runtime
+
+
+@pytest.mark.parametrize("precision", ALL)
+def test_steps_of_fixed_shapes_leave_no_other_bit(
+    of: Callable[..., OpenVINOTarget], precision: str, made: list[tuple[int, int]]
+) -> None:
+    target = of(precision)
+    plain = {n: row_by_row(target, open_slot(target, TEXT[:n]), TEXT[n - 1 : n + 11])[0] for n in (60, 300)}
+    for slot in range(2):
+        target.release(slot)
+    target.prepare([60, 300, 500])
+    for n in (60, 122, 300, 380, 500):
+        assert widths_that_move_a_bit(target, n) == []
+    assert {rows for rows, _ in made} > {8, 16} and {blocks for _, blocks in made} == {2, 4}
+    assert target._fixed._ready and not target._fixed._refused
+    for n, row in plain.items():
+        slot = open_slot(target, TEXT[:n])
+        assert torch.equal(row_by_row(target, slot, TEXT[n - 1 : n])[0], row)
+        target.release(slot)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2", "phi3-window"])
+def test_trees_in_fixed_shapes_equal_independent_forwards(
+    of: Callable[..., OpenVINOTarget], name: str, made: list[tuple[int, int]]
+) -> None:
+    def prepared(own: Any, **limits: Any) -> OpenVINOTarget:
+        target = of(own=own, **limits)
+        target.prepare([200])
+        return target
+
+    assert zoo.walk(zoo.build(name), runtime=prepared, batch=1, seed=5, steps=12, chunk=13) < 1e-4
+    windowed = name in ("gemma2", "phi3-window")  # their masks have another shape once a window is full
+    assert bool(made) != windowed
+
+
+def test_hidden_states_come_from_fixed_shapes_too(
+    of: Callable[..., OpenVINOTarget], made: list[tuple[int, int]]
+) -> None:
+    target, needs = of(), Needs(hidden=(0, 2, -1))
+    want = target.verify([slot := open_slot(target)], [TREE], needs)[0]
+    target.prepare([100])
+    for _ in range(2):  # the first one is run both ways
+        got = target.verify([slot], [TREE], needs)[0]
+        assert torch.equal(got.logits, want.logits)
+        assert all(torch.equal(got.hidden[layer], want.hidden[layer]) for layer in needs.hidden)
+    assert made
+
+
+def test_batches_and_steps_over_the_end_of_a_block_run_in_the_graph_of_any_shape(
+    of: Callable[..., OpenVINOTarget], made: list[tuple[int, int]]
+) -> None:
+    target = of()
+    target.prepare([100])
+    slots = [open_slot(target, TEXT[:BLOCK]), open_slot(target)]  # one token is left of the first one's block
+    made.clear()
+    target.verify(slots, [TREE, TREE], Needs())
+    logits(target, slots[0])
+    assert made == []
+    target.verify([slots[1]], [fixed(TREE.tokens[:3], TREE.parents[:3])], Needs())
+    made.clear()
+    target.verify([slots[1]], [TREE], Needs(), done=[3])
+    assert made == []
+    logits(target, slots[0], fixed(np.array([4]), np.array([-1])))
+    assert set(made) == {(1, 2)}
+
+
+def test_a_fixed_graph_that_gives_another_bit_is_left_out(
+    of: Callable[..., OpenVINOTarget], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Other(Request):
+        def __init__(self, graph: Any, settings: Any) -> None:
+            super().__init__(graph, settings)
+            self.fixed = not graph.is_dynamic()
+
+        def out(self, name: str) -> Any:
+            return super().out(name) * np.float32(1 + 1e-6 * (self.fixed and name == "logits"))
+
+    caplog.set_level(logging.INFO, "outrider")
+    monkeypatch.setattr(openvino, "Request", Other)
+    target = of()
+    want = logits(target, slot := open_slot(target))
+    target.prepare([100])
+    assert torch.equal(logits(target, slot), want) and torch.equal(logits(target, slot), want)
+    assert "gives other bits" in caplog.text and target._fixed.find(8, 2) is None
+
+
+def test_old_caches_are_let_go(of: Callable[..., OpenVINOTarget]) -> None:
+    target = of()
+    target.prepare([100])
+    slot = open_slot(target)
+    logits(target, slot)
+    target.release(slot)
+    logits(target, open_slot(target, TEXT[:300]), fixed(np.array([4]), np.array([-1])))
+    assert not target._fixed._ready[8, 2]._held and target._fixed._ready[1, 2]._held
+
+
+# When they are made
+
+
+def fake(shape: tuple[int, int]) -> Any:
+    return f"graph of {shape}"
+
+
+def wait(shapes: FixedShapes) -> None:
+    for future in list(shapes._coming.values()):
+        future.exception()
+
+
+def test_a_shape_is_compiled_once_it_would_have_paid() -> None:
+    shapes = FixedShapes(fake, 2.0, lambda: True)
+    for _ in range(9):
+        shapes.missed(3, 2, 1.0)
+    assert shapes.find(3, 2) is None and not shapes._coming
+    shapes.missed(4, 2, 1.1)  # a fifth of ten steps
+    wait(shapes)
+    assert shapes.find(3, 2) == (4, 2) and shapes.request((4, 2)) == "graph of (4, 2)"
+    assert shapes.find(3, 4) is None and shapes.find(5, 2) is None
+    assert shapes.find(1, 2) == (4, 2)  # until there is one for a single row
+
+
+def test_steps_too_wide_for_any_size_are_not_counted() -> None:
+    shapes = FixedShapes(fake, 0.1, lambda: True)
+    shapes.missed(17, 2, 1e9)
+    assert not shapes._coming and shapes.find(17, 2) is None
+
+
+def test_without_memory_nothing_is_compiled() -> None:
+    shapes = FixedShapes(fake, 0.1, lambda: False)
+    shapes.missed(1, 2, 1e9)
+    shapes.make_now((8, 2))
+    assert not shapes._coming and shapes.find(1, 2) is None and shapes.find(8, 2) is None
+
+
+def test_what_cannot_be_compiled_is_said_once_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    tried = []
+
+    def broken(shape: tuple[int, int]) -> Any:
+        tried.append(shape)
+        raise RuntimeError("no such kernel")
+
+    shapes = FixedShapes(broken, 0.1, lambda: True)
+    for _ in range(3):
+        shapes.make_now((1, 2))
+        shapes.missed(1, 2, 1e9)
+        wait(shapes)
+        assert shapes.find(1, 2) is None
+    assert tried == [(1, 2)] and caplog.text.count("no such kernel") == 1
+
+
+def test_the_one_used_longest_ago_makes_room() -> None:
+    shapes = FixedShapes(fake, 0.1, lambda: True)
+    for blocks in range(MOST):
+        shapes.make_now((1, blocks))
+    shapes.request((1, 0))
+    shapes.make_now((1, 99))
+    assert shapes.find(1, 0) and shapes.find(1, 99) and shapes.find(1, 1) is None
+    shapes.missed(1, 1, 0.4)
+    assert not shapes._coming  # it has to pay anew
