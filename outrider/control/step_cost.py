@@ -1,35 +1,51 @@
 """Step cost: seconds of a step by its rows, from a curve measured once and corrected by what steps really take.
 
 The curve knows sizes that were never tried, the steps know this context, this batch and what else the machine does; the
-correction is the ratio of the two at the sizes seen, carried over to their neighbours. Changes no output.
+correction is the ratio of the two at the sizes seen, carried over to their neighbours. A size seen once or twice counts
+as all others do: what is made ready at its first step would otherwise keep it from ever being tried again. Changes no
+output.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.control.payoff import Costs
+WINDOW = 9  # steps of a size that are remembered
+ENOUGH = 3  # of them that tell what the size costs
 
 
 @dataclass(slots=True)
 class StepCost:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
-    _ratios: dict[int, Costs] = field(default_factory=dict)  # by batch size: seen over expected, by rows
+    _ratios: dict[int, dict[int, deque[float]]] = field(default_factory=dict)  # by batch size and rows: seen / expected
     _expected: dict[int, float] = field(default_factory=dict)
 
     def add(self, rows: int, batch: int, seconds: float) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences took so long."""
-        self._ratios.setdefault(batch, Costs()).add(rows, seconds / self._expect(rows))
+        seen = self._ratios.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
+        seen[rows].append(seconds / self._expect(rows))
 
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
         """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all."""
         rows = np.arange(batch, batch + most + 1)
-        expected = np.array([self._expect(int(r)) for r in rows])
-        return expected * self._ratios[batch].curve(rows) if batch in self._ratios else expected
+        return np.array([self._expect(int(r)) for r in rows]) * self._corrections(batch, rows)
+
+    def _corrections(self, batch: int, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Linear between the sizes that are known well, flat beyond them."""
+        seen = self._ratios.get(batch)
+        if not seen:
+            return np.ones(len(rows))
+        known = {size: median(own) for size in sorted(seen) if len(own := seen[size]) >= ENOUGH}
+        if not known:
+            return np.full(len(rows), median(chain.from_iterable(seen.values())))
+        return np.interp(rows, list(known), list(known.values()))
 
     def _expect(self, rows: int) -> float:
         if rows not in self._expected:

@@ -1,0 +1,51 @@
+"""Step cost: the measured curve, corrected by what steps take, and not misled by the first step of a size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.control.step_cost import ENOUGH, StepCost
+
+
+def curve(rows: int) -> float:
+    return 1.0 + 0.1 * rows
+
+
+def test_without_steps_it_is_the_curve() -> None:
+    assert StepCost(curve).seconds(2, 3) == pytest.approx([curve(r) for r in (2, 3, 4, 5)])
+
+
+def test_steps_correct_the_curve_at_their_size_and_between() -> None:
+    cost = StepCost(curve)
+    for _ in range(ENOUGH):
+        cost.add(1, 1, 0.5 * curve(1))
+        cost.add(5, 1, 1.5 * curve(5))
+    expected = np.array([0.5, 0.75, 1.0, 1.25, 1.5, 1.5, 1.5]) * [curve(r) for r in range(1, 8)]
+    assert cost.seconds(1, 6) == pytest.approx(expected)
+    assert cost.seconds(2, 1) == pytest.approx([curve(2), curve(3)])  # another batch is another matter
+
+
+def test_a_size_that_was_slow_once_or_twice_is_not_given_up() -> None:
+    cost = StepCost(curve)
+    for _ in range(6):
+        cost.add(1, 1, curve(1))
+    for _ in range(ENOUGH - 1):
+        cost.add(8, 1, 5 * curve(8))  # something is compiled
+    assert cost.seconds(1, 7)[-1] == pytest.approx(curve(8))
+    cost.add(8, 1, 5 * curve(8))  # it is slow
+    assert cost.seconds(1, 7)[-1] == pytest.approx(5 * curve(8))
+
+
+def test_before_any_size_is_known_well_all_steps_count_together() -> None:
+    cost = StepCost(curve)
+    for rows, factor in ((1, 0.9), (4, 0.8), (8, 7.0)):
+        cost.add(rows, 1, factor * curve(rows))
+    assert cost.seconds(1, 3) == pytest.approx([0.9 * curve(r) for r in (1, 2, 3, 4)])
+
+
+def test_only_the_last_steps_count() -> None:
+    cost = StepCost(curve)
+    for factor in (3.0,) * 20 + (1.0,) * 9:
+        cost.add(2, 1, factor * curve(2))
+    assert cost.seconds(1, 1) == pytest.approx([curve(1), curve(2)])
