@@ -1,135 +1,199 @@
-"""Draft latency and accepted length across sizes of a head: fewer tokens (VocabTrim) and lower ranks (SlimSpec).
+"""Sizes of a drafter's head: fewer tokens (VocabTrim) and lower ranks (SlimSpec), by draft latency and end to end.
 
-Teacher-forced on held-out answers of the target's own text; milliseconds are of one tree level of ten candidates here.
-With --prompts N, that many built-in prompts are decoded with the whole head and with the one that is best by
-accepted length over cost, in turns, and the ratio of decode times is given.
-Run: python benchmarks/heads.py [--data FOLDER | --tokens N] [--vocab 1024,2048,...] [--ranks 36,72,144] [--prompts N]
-     [--svg FILE] [--json [FILE]]
+Every head is cut from one drafter, best one over the target's whole vocabulary. Coverage and acceptance of single
+tokens are teacher-forced on held-out answers of the target's own text; latency, accepted length and speed are of
+decoding prompts with each head in turns, greedily with trees of a fixed size, against the whole head and with intervals
+over prompts. With --folder what is done is kept there, and a run that was stopped goes on.
+Run: python benchmarks/heads.py --data FOLDER [--drafter FOLDER] [--vocab 4096,8192,...] [--ranks 144,288]
+     [--prompts FILE.jsonl] [--limit N] [--folder FOLDER] [--svg FILE] [--json [FILE]]
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common import give, run
+from common import arguments, give, run
 
-import outrider
+from outrider.api import Outrider
+from outrider.bench.compare import Comparison, Plan, compare, per_group
+from outrider.bench.contenders import method_contender, parse_specs
+from outrider.bench.figures import figures, interval, paired, pooled_ratio
+from outrider.bench.journal import Book, Journal
+from outrider.draft.eagle3_layer import Eagle3Layer
 from outrider.errors import InputError
-from outrider.models import load_model
-from outrider.models.drafts import packed, read_card, shipped_draft, write_drafter
-from outrider.prompts import built_in_prompts
+from outrider.models import LoadedModel, load_model
+from outrider.models.drafts import CARD, packed, read_card, shipped_draft, write_drafter
+from outrider.params import SamplingParams
+from outrider.prompts import Prompt, built_in_prompts, read_prompts
 from outrider.recipes.trained import load_eagle3
-from outrider.train.heads import Measured, ranked, smaller, sweep
+from outrider.runtimes import AUTO_NAME
+from outrider.train.heads import Measured, heads_of, measured
 from outrider.train.loop import split
-from outrider.train.selfdata import DataPlan, read_data, write_data
-from outrider.train.slim import second_moment
+from outrider.train.selfdata import read_data
 
-STEP_SHARE = 0.045  # of a target step that one drafted level costs with the whole head; --step-share
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What decoding with one head came to."""
+
+    accepted: float
+    draft_ms: float  # a step
+    tokens_per_s: float
+    against: float  # tokens a second over those with the whole head
+    interval: list[float] | None
+    plain: float  # tokens a second over those of plain decoding
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--device")
-    parser.add_argument("--dtype")
+    parser = arguments(__doc__, max_new_tokens=64)
+    parser.add_argument("--runtime", default=AUTO_NAME)
     parser.add_argument("--drafter", help="an eagle3 drafter; else the shipped one")
-    parser.add_argument("--data", help="text made by `outrider train data`; else some is written")
-    parser.add_argument("--tokens", type=int, default=12_000)
-    parser.add_argument("--held-out", type=int, default=8)
-    parser.add_argument("--vocab", default="1024,2048,4096,6144,8192")
-    parser.add_argument("--ranks", default="36,72,144,288")
-    parser.add_argument("--step-share", type=float, default=STEP_SHARE, help="cost of a level against a target step")
-    parser.add_argument("--depth", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=0)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--data", required=True, help="text made by `outrider train data`; tokens are counted in it")
+    parser.add_argument("--held-out", type=int, default=8, help="sequences of it that only measure")
+    parser.add_argument("--vocab", default="4096,8192,12288,16384,32768")
+    parser.add_argument("--ranks", default="144,288")
+    parser.add_argument("--budget", type=int, default=16)
+    parser.add_argument("--depth", type=int, default=6)
+    parser.add_argument("--folder", help="where the heads and what was measured are kept")
     parser.add_argument("--svg", metavar="FILE")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE")
     args = parser.parse_args()
+    prompts = per_group(read_prompts(args.prompts) if args.prompts else built_in_prompts(), args.limit)
     target = load_model(args.model, device=args.device, dtype=args.dtype)
-    folder = Path(args.drafter) if args.drafter else shipped_draft(target, "eagle3")
-    if folder is None:
+    drafter = Path(args.drafter) if args.drafter else shipped_draft(target, "eagle3")
+    if drafter is None:
         raise InputError(f"no eagle3 drafter comes with the package for {args.model}; give one with --drafter")
-    if args.data:
-        text = read_data(Path(args.data), target.fingerprint)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            text = write_data(target, DataPlan(args.tokens, 192, max(16, args.tokens // 192)), Path(scratch))
-    held_out, rest = split(text, args.held_out)
-    net = load_eagle3(folder, target)
-    sizes = [(int(n), 0) for n in args.vocab.split(",") if 0 < int(n) < net.shape.vocab]
-    sizes += [(0, int(n)) for n in args.ranks.split(",") if n and 0 < int(n) < net.shape.hidden]
-    rows = sweep(net, target, rest, held_out, [(0, 0), *sizes])
-    whole = rows[0]
-
-    def worth(row: Measured) -> float:
-        """Tokens a second against the whole head: accepted length over one step and so many levels."""
-        cost = 1 + args.depth * args.step_share * row.milliseconds / whole.milliseconds
-        return row.chain / cost / (whole.chain / (1 + args.depth * args.step_share))
-
-    best = max(rows, key=worth)
-    lines = ["tokens   rank  coverage     MB  ms a level  greedy  drawn  chain  worth"]
-    lines += [
-        f"{row.vocab:6}  {row.rank or '-':>5}  {row.coverage:8.3f}  {row.megabytes:5.1f}  {row.milliseconds:10.2f}  "
-        f"{row.greedy:6.3f}  {row.sampled:5.3f}  {row.chain:5.2f}  {worth(row):5.3f}{'  best' if row is best else ''}"
-        for row in rows
-    ]  # fmt: skip
-    payload: dict[str, Any] = {"rows": [row.as_dict() | {"worth": worth(row)} for row in rows]}
-    if args.prompts:
-        with tempfile.TemporaryDirectory() as scratch:
-            moment = second_moment(target, net, rest) if best.rank else None
-            made = smaller(net, ranked(net, target, rest), 0 if best.rank else best.vocab, best.rank, moment)
-            card = read_card(folder)
-            write_drafter(Path(scratch), packed(made.tensors(), False), _card(card, made))
-            payload["end to end"] = ratio = end_to_end(args, target, folder, Path(scratch))
-        lines.append(f"decode time, whole head over the best: {ratio['ratio']:.3f}; same text: {ratio['same text']}; "
-                     f"accepted length {ratio['accepted'][0]:.2f} and {ratio['accepted'][1]:.2f}")  # fmt: skip
+    with kept(args.folder) as folder:
+        journal = Journal(folder)
+        names = ("vocab", "ranks", "budget", "depth", "limit", "rounds", "max_new_tokens", "held_out", "runtime")
+        asked = {"drafter": drafter.name, "prompts": [prompt.id for prompt in prompts]}
+        journal.claim(asked | {name: getattr(args, name) for name in names})
+        rows = made_heads(args, target, drafter, journal, folder)
+        comparison = race(args, target, prompts, rows, folder, Book(journal, "prompts"))
+    decoded = {label: outcome(comparison, label, whole=next(iter(rows))) for label in rows}
+    payload = {label: rows[label].as_dict() | figures_of(decoded[label]) for label in rows}
     if args.svg:
-        draw(rows, args.svg)
-    give(args, payload, lines)
+        draw(rows, decoded, args.svg)
+    differ = len({d.unit for d in comparison.differences})
+    lines = [*table(rows, decoded), f"{len(prompts)} prompts; answers with another text than plain decoding: {differ}"]
+    give(args, {"heads": payload, "settings": comparison.settings, "different texts": differ}, lines)
 
 
-def _card(card: Any, net: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(card, shape=net.shape.as_dict())
-
-
-def end_to_end(args: argparse.Namespace, target: Any, whole: Path, small: Path) -> dict[str, Any]:
-    with outrider.Outrider(target, "plain", strict=True) as engine:
-        options = {"controller": "fixed", "budget": 12, "depth": args.depth}
-        recipes = [engine.recipe("eagle3", options | {"drafter": str(folder)}) for folder in (whole, small)]
-        prompts = [engine.encode_chat(prompt.conversation()) for prompt in built_in_prompts()[: args.prompts]]
-        params = engine._params(None, {"max_new_tokens": args.max_new_tokens})
-        engine.engine.submit(prompts[0], params, recipes[0]).result()  # warm up
-        results = [[engine.engine.submit(prompt, params, recipe).result() for recipe in recipes] for prompt in prompts]
-    seconds = [sum(pair[i].stats.decode_s for pair in results) for i in (0, 1)]
-    steps = [sum(pair[i].stats.steps for pair in results) for i in (0, 1)]
-    tokens = sum(pair[0].stats.new_tokens for pair in results)
-    return {
-        "ratio": seconds[0] / seconds[1], "accepted": [tokens / count for count in steps],
-        "same text": all(a.token_ids == b.token_ids for a, b in results), "prompts": len(results),
-    }  # fmt: skip
+@contextmanager
+def kept(folder: str | None) -> Iterator[Path]:
+    if folder:
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch)
 
 
-def draw(rows: list[Measured], path: str) -> None:
+def made_heads(
+    args: Any, target: LoadedModel, drafter: Path, journal: Journal, folder: Path
+) -> dict[str, Measured]:  # fmt: skip
+    """Figures of each head by label, the whole one first. Changes the folder: each is a drafter there."""
+    net = load_eagle3(drafter, target)
+    sizes = sorted((int(n) for n in args.vocab.split(",") if n and 0 < int(n) < net.shape.vocab), reverse=True)
+    ranks = sorted((int(n) for n in args.ranks.split(",") if n and 0 < int(n) < net.shape.hidden), reverse=True)
+    wanted = [(0, 0), *((size, 0) for size in sizes), *((0, rank) for rank in ranks)]
+    done = {line["label"]: Measured(**line["row"]) for line in journal.of("head")}
+    rows = {}
+    text = None
+    for vocab, rank in wanted:
+        label = f"rank-{rank}" if rank else str(vocab or net.shape.vocab)
+        if label not in done or not (folder / label / CARD).exists():
+            if text is None:
+                text = split(read_data(Path(args.data), target.fingerprint), args.held_out)
+            own = next(heads_of(net, target, text[1], [(vocab, rank)]))
+            store(folder / label, drafter, own)
+            done[label] = measured(own, target, text[0])
+            journal.write("head", label=label, row=done[label].as_dict())
+        rows[label] = done[label]
+    return rows
+
+
+def store(folder: Path, drafter: Path, net: Eagle3Layer) -> None:
+    write_drafter(folder, packed(net.tensors(), True), replace(read_card(drafter), shape=net.shape.as_dict()))
+
+
+def race(
+    args: Any, target: LoadedModel, prompts: Sequence[Prompt], labels: Sequence[str] | dict[str, Any], folder: Path,
+    book: Book,
+) -> Comparison:  # fmt: skip
+    fixed = {"controller": "fixed", "budget": args.budget, "depth": args.depth}
+    options = {f"{label}.{name}": value for label in labels for name, value in fixed.items()}
+    options |= {f"{label}.drafter": str(folder / label) for label in labels}
+    params = SamplingParams(max_new_tokens=args.max_new_tokens, seed=1)
+    source = Path(args.prompts).name if args.prompts else "built-in"
+    with Outrider(target, "plain", limits={"max_slots": 1}, strict=True, runtime=args.runtime) as engine:
+        specs = parse_specs(",".join(["plain", *(f"{label}=eagle3" for label in labels)]), options)
+        contenders = [method_contender(engine, spec) for spec in specs]
+        comparison = compare(engine, prompts, contenders, Plan(params, args.rounds), source, book=book)
+    if not comparison.complete:
+        raise SystemExit("interrupted; with --folder the same command goes on")
+    return comparison
+
+
+def outcome(comparison: Comparison, label: str, whole: str) -> Decoded:
+    sums = paired(comparison.units, label, whole)
+    own = figures(comparison.units, label, comparison.baseline)
+    return Decoded(
+        own["mean_accepted"], 1e3 * own["draft_share"] * own["decode_s"] / own["steps"], own["tokens_per_s"],
+        float(pooled_ratio(sums)), interval(pooled_ratio, sums), own["speedup"],
+    )  # fmt: skip
+
+
+def figures_of(decoded: Decoded) -> dict[str, Any]:
+    return {name: getattr(decoded, name) for name in Decoded.__slots__}
+
+
+def table(rows: dict[str, Measured], decoded: dict[str, Decoded]) -> list[str]:
+    lines = [
+        "    head  coverage     MB  ms a level  greedy  drawn | accepted  draft ms a step  tokens/s  x plain  x whole"
+    ]
+    for label, row in rows.items():
+        own = decoded[label]
+        low, high = own.interval or (float("nan"), float("nan"))
+        lines.append(
+            f"{label:>8}  {row.coverage:8.3f}  {row.megabytes:5.1f}  {row.milliseconds:10.2f}  {row.greedy:6.3f}  "
+            f"{row.sampled:5.3f} | {own.accepted:8.2f}  {own.draft_ms:15.1f}  {own.tokens_per_s:8.1f}  "
+            f"{own.plain:7.3f}  {own.against:.3f} [{low:.3f}, {high:.3f}]"
+        )
+    return lines
+
+
+def draw(rows: dict[str, Measured], decoded: dict[str, Decoded], path: str) -> None:
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.5, 3.6))
-    for name, own, mark in (("fewer tokens", [r for r in rows if not r.rank], "o-"),
-                            ("lower rank", [r for r in rows if r.rank] + rows[:1], "s--")):  # fmt: skip
-        own.sort(key=lambda row: row.megabytes)
-        axes.plot([row.milliseconds for row in own], [row.chain for row in own], mark, label=name)
-        for row in own:
-            label = str(row.rank or f"{row.vocab:,}")
-            axes.annotate(label, (row.milliseconds, row.chain), textcoords="offset points", xytext=(3, 4), fontsize=7)
-    axes.set(xlabel="milliseconds a drafted level", ylabel="accepted length, greedy chain")
-    axes.legend(frameon=False)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    whole = next(iter(rows))
+    families = (("fewer tokens", [n for n in rows if not rows[n].rank], "o-"),
+                ("lower rank", [whole, *(n for n in rows if rows[n].rank)], "s--"))  # fmt: skip
+    for name, labels, mark in families:
+        at = [decoded[label].draft_ms for label in labels]
+        left.plot(at, [decoded[label].accepted for label in labels], mark, label=name)
+        shown = [n for n in labels if n != whole or name == "fewer tokens"]
+        ratios = [decoded[label].against for label in shown]
+        ends = [decoded[label].interval or [decoded[label].against] * 2 for label in shown]
+        spread = [[abs(ratio - end[i]) for ratio, end in zip(ratios, ends, strict=True)] for i in (0, 1)]
+        right.errorbar([decoded[n].draft_ms for n in shown], ratios, spread, fmt=mark[0], capsize=2, label=name)
+        for label in shown:
+            text = label if rows[label].rank else f"{int(label):,}"
+            for axes, y in ((left, decoded[label].accepted), (right, decoded[label].against)):
+                axes.annotate(text, (decoded[label].draft_ms, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
+    right.axhline(1, color="grey", lw=0.8)
+    for axes in (left, right):
+        axes.margins(x=0.12)  # room for the labels
+    left.set(xlabel="milliseconds of drafting a step", ylabel="accepted length")
+    right.set(xlabel="milliseconds of drafting a step", ylabel="speed against the whole head")
+    left.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path)
 

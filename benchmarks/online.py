@@ -1,21 +1,25 @@
-"""On-line adaptation on a shifted domain: accepted length along a stream of chat requests, then of code requests.
+"""On-line adaptation on a shifted domain: accepted length along a stream of chat requests, then of SQL requests.
 
 The same requests with the drafter as it is and with one that learns while it drafts; the texts are compared, because
-they must be the same. Figures are of windows of so many requests, in order.
-Run: python benchmarks/online.py [--requests N] [--max-new-tokens N] [--lr X] [--every ROWS] [--thread] [--svg FILE]
-     [--drafter FOLDER] [--save FOLDER] [--json [FILE]]
+they must be the same. Figures are of windows of so many requests, in order; Ctrl-C ends the stream early.
+Run: python benchmarks/online.py [--chat N] [--sql N] [--max-new-tokens N] [--lr X] [--every ROWS] [--thread]
+     [--svg FILE] [--drafter FOLDER] [--frozen FILE] [--save FOLDER] [--json [FILE]]
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from common import give, run
 
 import outrider
-from outrider.generation import Generation
+from outrider.errors import InputError
+from outrider.runtimes import AUTO_NAME
 from outrider.train.online import AdaptPlan, adapt
 
 CHAT = (
@@ -30,14 +34,22 @@ TABLES = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    token_ids: list[int]
+    steps: int
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     defaults = AdaptPlan()
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device")
     parser.add_argument("--dtype")
+    parser.add_argument("--runtime", default=AUTO_NAME)
     parser.add_argument("--drafter", default="")
-    parser.add_argument("--requests", type=int, default=12, help="of each domain")
+    parser.add_argument("--chat", type=int, default=6, help="requests of chat")
+    parser.add_argument("--sql", type=int, default=12, help="requests of SQL after them")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--window", type=int, default=3, help="requests of one figure")
@@ -45,41 +57,50 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--lr", type=float, default=defaults.lr)
     parser.add_argument("--thread", action="store_true", help="updates in the background instead of between requests")
+    parser.add_argument("--frozen", metavar="FILE", help="answers of the frozen drafter: written, or read if there")
     parser.add_argument("--svg", metavar="FILE")
     parser.add_argument("--save", metavar="FOLDER", help="the adapted drafter")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE")
     args = parser.parse_args()
     plan = AdaptPlan(every=args.every, steps=args.steps, lr=args.lr, background=args.thread)
-    code = [f"Write a SQL CREATE TABLE statement and three INSERT statements for a table of {name}." for name in TABLES]
-    asked = [("chat", CHAT[i % len(CHAT)]) for i in range(args.requests)]
-    asked += [("code", code[i % len(code)]) for i in range(args.requests)]
+    sql = [f"Write a SQL CREATE TABLE statement and three INSERT statements for a table of {name}." for name in TABLES]
+    asked = [("chat", CHAT[i % len(CHAT)]) for i in range(args.chat)]
+    asked += [("SQL", sql[i % len(sql)]) for i in range(args.sql)]
     options = {"drafter": args.drafter, "budget": 16, "controller": "fixed", "verifier": "invariant"}
-    texts: dict[str, list[Generation]] = {}
-    updates: list[dict[str, Any]] = []
-    for name in ("frozen", "adapting"):
-        settings = {"options": options, "device": args.device, "dtype": args.dtype}
-        with outrider.load(args.model, "eagle3", strict=True, **settings) as own:
+    settings = {"options": options, "device": args.device, "dtype": args.dtype, "runtime": args.runtime}
+    with outrider.load(args.model, "eagle3", strict=True, max_slots=1, **settings) as engine:
 
-            def answer(text: str, engine: outrider.Outrider = own) -> Generation:
-                return engine.chat(text, max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=1)
+        def answer(text: str) -> Answer:
+            sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": 1}
+            made = engine.chat(text, **sampling)
+            return Answer(list(made.token_ids), made.stats.steps)
 
-            if name == "frozen":
-                texts[name] = [answer(text) for _, text in asked]
-                continue
-            with adapt(own, plan) as learner:
-                texts[name] = [answer(text) for _, text in asked]
-                updates = [asdict(update) for update in learner.updates]
-                if args.save:
-                    learner.save(args.save)
+        texts = {"frozen": known(args.frozen) or [answer(text) for _, text in asked]}
+        if args.frozen:
+            Path(args.frozen).write_text(json.dumps([asdict(own) for own in texts["frozen"]]) + "\n", encoding="utf-8")
+        if len(texts["frozen"]) != len(asked):
+            raise InputError(f"{args.frozen} holds {len(texts['frozen'])} answers, not {len(asked)}; remove it")
+        with adapt(engine, plan) as learner:
+            texts["adapting"] = []
+            try:
+                for _, text in asked:
+                    texts["adapting"].append(answer(text))
+            except KeyboardInterrupt:
+                print("interrupted: figures are of the whole windows before that", file=sys.stderr)
+            updates = [asdict(update) for update in learner.updates]
+            if args.save:
+                learner.save(args.save)
+    whole = len(texts["adapting"]) // args.window * args.window
+    asked, texts = asked[:whole], {name: made[:whole] for name, made in texts.items()}
     curve = [
-        {"domain": asked[at][0], "tokens": sum(g.stats.new_tokens for g in texts["frozen"][:at]),
+        {"domain": asked[at][0], "tokens": sum(len(own.token_ids) for own in texts["frozen"][:at]),
          **{name: accepted(made[at : at + args.window]) for name, made in texts.items()}}
         for at in range(0, len(asked), args.window)
     ]  # fmt: skip
     same = [a.token_ids == b.token_ids for a, b in zip(*texts.values(), strict=True)]
     lines = ["domain  tokens before  frozen  adapting"]
     lines += [f"{p['domain']:6}  {p['tokens']:13}  {p['frozen']:6.2f}  {p['adapting']:8.2f}" for p in curve]
-    for domain in ("chat", "code"):
+    for domain in dict.fromkeys(kind for kind, _ in asked):
         own = [i for i, (kind, _) in enumerate(asked) if kind == domain]
         both = {name: accepted([made[i] for i in own]) for name, made in texts.items()}
         lines.append(f"{domain}: frozen {both['frozen']:.3f}, adapting {both['adapting']:.3f}")
@@ -91,8 +112,15 @@ def main() -> None:
     give(args, {"plan": asdict(plan), "curve": curve, "updates": updates, "same_text": same}, lines)
 
 
-def accepted(results: list[Generation]) -> float:
-    return sum(g.stats.new_tokens for g in results) / max(sum(g.stats.steps for g in results), 1)
+def known(path: str | None) -> list[Answer]:
+    """What an earlier run kept; greedy or seeded, it would be the same again."""
+    if not path or not Path(path).exists():
+        return []
+    return [Answer(**row) for row in json.loads(Path(path).read_text(encoding="utf-8"))]
+
+
+def accepted(answers: list[Answer]) -> float:
+    return sum(len(own.token_ids) for own in answers) / max(sum(own.steps for own in answers), 1)
 
 
 def draw(curve: list[dict[str, Any]], path: str) -> None:
@@ -104,9 +132,10 @@ def draw(curve: list[dict[str, Any]], path: str) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 3.2))
     at = [point["tokens"] for point in curve]
     for name, style in (("frozen", "--"), ("adapting", "-")):
-        axes.plot(at, [point[name] for point in curve], style, label=name)
-    axes.axvline(next(point["tokens"] for point in curve if point["domain"] == "code"), color="grey", lw=0.8)
-    axes.set(xlabel="tokens written before (chat, then code)", ylabel="accepted length")
+        axes.plot(at, [point[name] for point in curve], style, marker="o", ms=3, label=name)
+    for shift in [point["tokens"] for point in curve if point["domain"] == "SQL"][:1]:
+        axes.axvline(shift, color="grey", lw=0.8)
+    axes.set(xlabel="tokens written before (chat, then SQL)", ylabel="accepted length")
     axes.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path)

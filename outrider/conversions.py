@@ -1,6 +1,7 @@
 """Graphs made from models, kept in the user's cache: made once, checked against the model, complete or not there.
 
-The key names the weights, everything in the configuration, the form of the weights and the versions that made it.
+The key names the weights, everything in the configuration, the form of the weights and the versions that made it. A new
+graph replaces those of the same model: of other weights, or made by earlier versions.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import re
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,12 @@ from platformdirs import user_cache_path
 from rich.progress import Progress
 from torch import Tensor
 
-from outrider.models.convert import kept
+from outrider.models.convert import is_complete, kept
 from outrider.models.load import fingerprint
 from outrider.recipes.common import told_if_slow
 
 log = logging.getLogger("outrider")
+ORIGIN = "origin.json"  # beside a graph: which model in which form, and the versions that made it
 VOLATILE = ("transformers_version", "dtype", "torch_dtype", "architectures")  # say nothing about what is computed
 
 
@@ -34,23 +39,28 @@ def openvino_graph(model: Any, precision: str, keep: bool = True) -> Any:
     form = PRECISIONS[precision].form
     if not keep:
         return _make(model, precision)
-    identity = [identity_of(model), form, FORMAT, version("openvino"), version("transformers")]
-    name = f"{type(model).__name__}-{form}-{digest(identity)}"
+    versions = [str(FORMAT), version("openvino"), version("transformers")]
+    name = f"{type(model).__name__}-{form}-{digest([identity_of(model), form, versions])}"
+    origin = {"model": [str(model.name_or_path), *kind_of(model), form], "versions": versions}
 
     def fill(folder: Path, _: Path, progress: Progress) -> str:
         task = progress.add_task("converting for OpenVINO", total=None)
         ov.save_model(_make(model, precision), folder / GRAPH, compress_to_fp16=False)
+        (folder / ORIGIN).write_text(json.dumps(origin))
         progress.remove_task(task)
         return type(model).__name__
 
     folder = user_cache_path("outrider") / "openvino" / name
+    new = not is_complete(folder)
     with told_if_slow(f"converting {type(model).__name__} for OpenVINO ({precision}); done once and kept"):
         path = kept(folder, fill) / GRAPH
+    if new and model.name_or_path:
+        _drop_replaced(folder)
     try:
         return ov.Core().read_model(path)
-    except RuntimeError as error:  # right sizes, wrong bytes
+    except RuntimeError as error:  # right sizes, wrong bytes; or another process has replaced it just now
         log.warning("the converted model %s cannot be read and is made again: %s", folder, str(error).splitlines()[0])
-        path.unlink()
+        path.unlink(missing_ok=True)
         return ov.Core().read_model(kept(folder, fill) / GRAPH)
 
 
@@ -64,10 +74,37 @@ def _make(model: Any, precision: str) -> Any:
     return compressed(graph, PRECISIONS[precision])
 
 
+def _drop_replaced(folder: Path) -> None:
+    """Changes the cache: other graphs of the model of this one leave it, unless later versions made them.
+
+    Who has one open goes on with it: it is moved away first, which fails as a whole where open files cannot move.
+    """
+    own = json.loads((folder / ORIGIN).read_text())
+    for other in folder.parent.glob(f"*/{ORIGIN}"):
+        try:
+            kept = json.loads(other.read_text())
+            later = any(_numbers(a) > _numbers(b) for a, b in zip(kept["versions"], own["versions"], strict=True))
+            if other.parent != folder and kept["model"] == own["model"] and not later:
+                away = folder.parent / f"{other.parent.name}.partial-replaced"
+                os.replace(other.parent, away)
+                shutil.rmtree(away, ignore_errors=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.debug("the converted model %s stays: %s", other.parent, error)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
 def identity_of(model: Any) -> list[str]:
-    """Weights and configuration: what decides the model's output."""
+    """Weights and configuration: what decides the model's output. Reads all weights."""
+    return [fingerprint(model), *kind_of(model), digest([_bits(p) for p in model.parameters()])]
+
+
+def kind_of(model: Any) -> list[str]:
+    """What decides the work of a forward, whatever the weights."""
     config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_") and k not in VOLATILE}
-    return [fingerprint(model), digest(config), digest([_bits(p) for p in model.parameters()])]
+    return [type(model).__name__, digest(config)]
 
 
 def _bits(weight: Tensor) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from platformdirs import user_cache_path
 
-from outrider.conversions import digest, identity_of
+from outrider.conversions import digest, kind_of
 from outrider.errors import InputError
 from outrider.files import write_atomic
 from outrider.protocols import Needs, Target
@@ -30,9 +30,9 @@ ROWS, ROUNDS, TEXT = (1, 8), 7, 64
 
 
 def faster(model: Any, name: str, made: Target, other: str, build_other: Callable[[], Target]) -> bool:
-    """Whether `made` beats the other runtime; measured the first time on this machine, then remembered."""
-    identity = [identity_of(model), name, other, platform.processor() or platform.machine(), platform.node(),
-                torch.get_num_threads(), torch.__version__]  # fmt: skip
+    """Whether `made` beats the other runtime; measured once for this kind of model on this machine, then remembered."""
+    identity = [kind_of(model), str(model.dtype), name, other, platform.processor() or platform.machine(),
+                platform.node(), torch.get_num_threads(), torch.__version__]  # fmt: skip
     path = user_cache_path("outrider") / "runtimes" / f"{digest(identity)}.json"
     try:
         seconds = json.loads(path.read_text())

@@ -155,6 +155,24 @@ def test_a_measured_runtime_is_taken_where_a_trial_says_so_and_tried_once(
     assert type(build(model)) is taken and len(tried) == 2
 
 
+def test_a_trial_is_remembered_for_the_kind_of_model_and_reads_no_weights(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("outrider.conversions._bits", lambda weight: pytest.fail("weights were read"))
+    tried: list[set[str]] = []
+    monkeypatch.setattr(trial, "trial", lambda targets: tried.append(set(targets)) or {"a": 1.0, "b": 2.0})
+
+    def ask(model: Any) -> bool:
+        made = TransformersTarget(model, max_slots=1)
+        return trial.faster(model, "a", made, "b", lambda: made)
+
+    assert ask(model) and ask(LlamaForCausalLM(model.config).eval()) and len(tried) == 1  # other weights
+    wider = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "intermediate_size": 24})).eval()
+    assert ask(wider) and len(tried) == 2
+    assert ask(LlamaForCausalLM(model.config).eval().double()) and len(tried) == 3
+
+
 def test_a_small_model_is_not_worth_a_trial(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     add(monkeypatch, measured=True)
     monkeypatch.setattr(trial, "trial", lambda targets: pytest.fail("tried"))

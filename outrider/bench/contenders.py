@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outrider import methods
 from outrider._version import __version__
-from outrider.bench.floor import traffic
+from outrider.bench.floor import runtime_traffic
 from outrider.bench.machine import peak_bytes, reset_peak
 from outrider.errors import InputError, UnknownName
 from outrider.generation import Generation, Stats
@@ -117,8 +117,7 @@ def method_contender(engine: Outrider, spec: Spec) -> Contender:
     def begin() -> Runner:
         return EngineRunner(engine, engine.recipe(spec.method, options))
 
-    model = engine.loaded.model
-    facts = {"version": __version__, "dtype": str(model.dtype).removeprefix("torch."), **traffic(model)}
+    facts = {"version": __version__, **runtime_traffic(engine)}
     return Contender(spec.label, spec.method, begin, options, info.lossless, facts=facts)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from outrider.api import Outrider
 
 BUFFER_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 REPEATS = 5
@@ -46,6 +49,14 @@ def traffic(model: Any) -> dict[str, Any]:
     if head is None or head.weight is not embedding:  # of a table of its own a step reads a row
         weights -= embedding.numel() * embedding.element_size()
     return {"weight_bytes": weights, "cache_bytes_per_token": cache_bytes(model.config, embedding.element_size())}
+
+
+def runtime_traffic(engine: Outrider) -> dict[str, Any]:
+    """Likewise as the engine's runtime holds the weights, with the name of that form as `dtype`."""
+    facts, dtype = traffic(engine.loaded.model), str(engine.loaded.model.dtype).removeprefix("torch.")
+    if held := getattr(engine.target, "weight_bytes", None):
+        facts["weight_bytes"] = held
+    return facts | {"dtype": getattr(engine.target, "precision", dtype)}
 
 
 def cache_bytes(config: Any, size: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from outrider.bench.floor import bandwidth, floor_seconds, traffic
+from outrider.bench.floor import bandwidth, floor_seconds, runtime_traffic
 from outrider.bench.machine import machine
 from outrider.bench.report import html_table, on_machine, page, paragraphs, pictures, rich_table
 from outrider.control.cost import measure
@@ -31,7 +31,7 @@ def measured_steps(
     """Times the engine's own target; the slots it takes are given back."""
     rate = bandwidth(engine.target.device)
     curve = measure(engine.target, rows, batches, contexts, repeats)
-    facts = traffic(engine.loaded.model)
+    facts = runtime_traffic(engine)
     table = []
     for b, batch in enumerate(curve.batches):
         for c, context in enumerate(curve.contexts):
@@ -43,9 +43,8 @@ def measured_steps(
                     "over_one_row": seconds / curve.table[b][c][0], "floor_seconds": floor,
                     "floor_share": floor / seconds if floor and seconds else None,
                 })  # fmt: skip
-    dtype = str(engine.loaded.model.dtype).removeprefix("torch.")
     return {
-        "model": engine.loaded.name.rpartition("/")[2], "dtype": dtype, "device": str(engine.target.device),
+        "model": engine.loaded.name.rpartition("/")[2], "device": str(engine.target.device),
         "bandwidth": rate, **facts, "steps": table, "machine": machine(),
     }  # fmt: skip
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 
+from outrider.control.pace import Pace, typical
 from outrider.protocols import Budget, StepRecord, StepTiming
 
 
@@ -57,7 +57,7 @@ class Costs:
     def add(self, rows: int, seconds: float) -> None:
         self.seen.setdefault(rows, deque(maxlen=self.window)).append(seconds)
         self._sizes = sorted(self.seen)
-        self._times = [median(own) if len(own) > 2 else min(own) for own in (self.seen[r] for r in self._sizes)]
+        self._times = [typical(self.seen[rows]) for rows in self._sizes]
 
     def curve(self, rows: np.ndarray) -> np.ndarray:
         """Linear between measured sizes, flat beyond: a size nobody tried is assumed to cost no more than the next one,
@@ -79,16 +79,16 @@ class Payoff:
     margin: float = 1.03  # how much faster than plain the estimate must be
     prior: float = 0.5  # acceptance assumed before anything was seen
     trust: float = 4.0  # weight of the overall acceptance against a sequence's own
-    probe_depth: int = 4  # deep enough to learn of the depths that would pay
+    probe_depth: int = 3  # a wide step may slow down those that follow, so little is risked until something is accepted
     probe_after: int = 8
     probe_at_most: int = 128
-    plain_every: int = 64  # speculative steps before plain decoding's cost is measured afresh
     vary_every: int = 24  # speculative steps between tries of another width
     name: str = "payoff"
     _all: Odds = field(default_factory=lambda: Odds(keep=0.99))
     _costs: dict[int, Costs] = field(default_factory=dict)  # by batch size
     _watch: dict[int, _Watch] = field(default_factory=dict)
-    _since_plain: int = 0
+    _paces: dict[int, Pace] = field(default_factory=dict)  # by batch size
+    _asked: bool = False  # whether this step drafts
     _speculated: int = 1
     _longest: int = 0  # longest accepted path so far: how far it is worth reaching
 
@@ -101,15 +101,17 @@ class Payoff:
 
     def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]:
         costs = self._costs.setdefault(len(slots), Costs())
-        if not costs.seen or self._since_plain >= self.plain_every:
+        self._asked = False
+        if self._pace(len(slots)).resting:
             return [Budget(0, 0)] * len(slots)
-        reach = min(self.nodes // self.breadth, 4 + 2 * self._longest)
+        reach = min(self.nodes // self.breadth, self.probe_depth + 2 * self._longest)
         room = [min(reach, limit.nodes // self.breadth, limit.depth) for limit in limits]
         depths = self._allot(slots, room, costs)
         for i, slot in enumerate(slots):
             watch = self._watch[slot]
             if depths[i] == 0 and watch.quiet >= watch.patience:
                 depths[i] = min(self.probe_depth, room[i])
+        self._asked = any(depths)
         return [Budget(self.breadth * d, d) & limit for d, limit in zip(depths, limits, strict=True)]
 
     def _allot(self, slots: Sequence[int], room: Sequence[int], costs: Costs) -> list[int]:
@@ -140,9 +142,12 @@ class Payoff:
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None:
         rows = sum(len(record.tree) for record in records)
-        self._costs.setdefault(len(slots), Costs()).add(rows, timing.total)
-        self._since_plain = 0 if rows == len(slots) else self._since_plain + 1
-        self._speculated += rows > len(slots)
+        wide = rows > len(slots)
+        pace = self._pace(len(slots))
+        pace.add(wide, self._asked, len(slots), sum(1 + len(r.verdict.path) for r in records), timing.total)
+        if wide or (pace.settled and not self._asked):
+            self._costs.setdefault(len(slots), Costs()).add(rows, timing.total)
+        self._speculated += wide
         for slot, record in zip(slots, records, strict=True):
             watch, accepted = self._watch[slot], len(record.verdict.path)
             if record.tree.candidates == 0:
@@ -157,3 +162,7 @@ class Payoff:
                 watch.patience = self.probe_after
             elif probing:
                 watch.patience = min(2 * watch.patience, self.probe_at_most)
+
+    def _pace(self, batch: int) -> Pace:
+        """Rests only where the odds are far from the truth: they see sooner when copying begins and ends."""
+        return self._paces.setdefault(batch, Pace(trial=48, rest=16, longest=self.probe_at_most, margin=0.85))

@@ -23,7 +23,7 @@ from transformers.masking_utils import causal_mask_function
 from outrider.protocols import Needs, Scores
 from outrider.target.eager import TransformersTarget
 from outrider.target.openvino_cache import Layout, RowCache, stride
-from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, traits
+from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, multiplied_bytes, traits
 from outrider.target.openvino_fixed import MOST, ROWS, FixedShapes, Shape
 from outrider.target.openvino_request import Request, shaped
 from outrider.target.openvino_rows import Steady, padded
@@ -54,6 +54,11 @@ class OpenVINOTarget(TransformersTarget):
         self._version = -1  # of the cache that was read last
         super().__init__(model, **limits)
         self._least = self._fewest_rows()
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the weights, in the form that the graph holds them in."""
+        return multiplied_bytes(self._graph)
 
     def _fewest_rows(self) -> int:
         """1 where a row alone is the same to the last bit as among others, on this machine and for this model.

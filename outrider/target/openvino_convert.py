@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -331,6 +332,18 @@ def merged(graph: Any) -> Any:
                     reader.replace_source_output(parts.output(i))
     graph.validate_nodes_and_infer_types()
     return graph
+
+
+def multiplied_bytes(graph: Any) -> int:
+    """Of constants that products read, with their scales; of a table that is only looked up a step reads a row."""
+    unpacking = {"Convert", "Multiply", "Subtract", "Reshape"}
+
+    def multiplied(node: Any) -> bool:
+        readers = [place.get_node() for place in node.output(0).get_target_inputs()]
+        return any(r.get_type_name() == "MatMul" or (r.get_type_name() in unpacking and multiplied(r)) for r in readers)
+
+    constants = [node for node in graph.get_ops() if node.get_type_name() == "Constant" and len(node.shape) > 1]
+    return sum(c.get_element_type().bitwidth * math.prod(c.shape) // 8 for c in constants if multiplied(c))
 
 
 def compressed(graph: Any, precision: Precision) -> Any:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import methods
 from outrider.bench import environments
 from outrider.bench.environments import PEERS, PeerInfo, find_peer, installed_peers, python_of, set_up
+from outrider.bench.floor import runtime_traffic, traffic
 from outrider.bench.peer import Processes
-from outrider.bench.systems import contenders, held_bytes, parse_systems, peer_contender
+from outrider.bench.systems import parse_systems, peer_contender
 from outrider.errors import InputError, UnknownName
 
 FAKE = PeerInfo("fake", "fake", ("plain", "fast"), ("fake-package",), remove=("harmful",), compiled=True)
@@ -133,42 +135,21 @@ def test_a_dequantised_gguf_holds_the_same_values(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensor.data, gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
 
 
-def test_compressed_weights_are_counted_as_the_graph_holds_them() -> None:
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_counted_as_the_runtime_holds_them(tied: bool) -> None:
     pytest.importorskip("nncf", reason="the extra outrider[openvino] is not installed")
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from outrider.bench.floor import traffic
     from outrider.conversions import openvino_graph
+    from outrider.target.openvino_convert import multiplied_bytes
 
     config = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)  # fmt: skip
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    assert held_bytes(model, "float32") is None
-    for precision in ("int8", "int4"):
-        graph = openvino_graph(model, precision, keep=False)
-        constants = [op for op in graph.get_ops() if op.get_type_name() == "Constant"]
-        real = sum(op.get_element_type().bitwidth * int(np.prod(op.shape)) // 8 for op in constants)
-        assert held_bytes(model, precision) == pytest.approx(real, rel=0.05)
-    assert (held_bytes(model, "int4") or 0) < (held_bytes(model, "int8") or 0) < traffic(model)["weight_bytes"] / 3
-
-
-def test_our_own_methods_report_the_weights_that_their_runtime_reads() -> None:
-    class Small:
-        precision = "int8"
-
-    class Engine:
-        target = Small()
-
-        class loaded:
-            eos_ids = frozenset({2})
-            model = torch.nn.Module()
-
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    Engine.loaded.model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=64,
-                                           num_hidden_layers=1, num_attention_heads=2))  # fmt: skip
-    facts = [c.facts for c in contenders(Engine(), parse_systems("plain"), {}, Processes())]  # type: ignore[arg-type]
-    assert [f["weight_bytes"] for f in facts] == [held_bytes(Engine.loaded.model, "int8")]
-    Engine.target.precision = "float32"
-    (whole,) = contenders(Engine(), parse_systems("plain"), {}, Processes())  # type: ignore[arg-type]
-    assert whole.facts["weight_bytes"] > 3 * facts[0]["weight_bytes"]
+    engine = SimpleNamespace(loaded=SimpleNamespace(model=model), target=SimpleNamespace())
+    own = runtime_traffic(engine)  # type: ignore[arg-type]
+    assert own["dtype"] == "float32" and own["weight_bytes"] == traffic(model)["weight_bytes"]
+    for precision, share in (("float32", 1), ("int8", 4), ("int4", 8)):
+        held = multiplied_bytes(openvino_graph(model, precision, keep=False))
+        head = 0 if precision != "int4" else 512 * 256 / 2  # stays in eight bits there
+        assert held == pytest.approx(own["weight_bytes"] / share + head, rel=0.08)
+        engine.target = SimpleNamespace(weight_bytes=held, precision=precision)
+        assert runtime_traffic(engine) == {**own, "weight_bytes": held, "dtype": precision}  # type: ignore[arg-type]

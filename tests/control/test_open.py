@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.control.open import Open
+from outrider.control.pace import LOOK, SETTLED, Pace
 from outrider.protocols import Budget, Scores, StepRecord, StepTiming, Verdict
 from outrider.tree import from_paths, root
 
@@ -77,5 +78,14 @@ def test_batch_sizes_are_judged_apart() -> None:
 
 def test_the_drafter_is_told_what_steps_cost_without_drafting() -> None:
     told: Told = []
-    drive(opened(told), 3, lambda i: 2, draft=0.7, verify=1.25)
-    assert told == [(2, 1, 1.25)] * 3
+    drive(opened(told), LOOK + 3, lambda i: 2, draft=0.7, verify=1.25)
+    assert told == [(1, 1, 1.0)] * LOOK + [(2, 1, 1.25)] * 3
+
+
+def test_plain_steps_that_a_wide_one_has_slowed_down_are_not_told() -> None:
+    told: Told = []
+    control = opened(told)
+    drive(control, LOOK + Pace().trial, lambda i: 1, draft=0.5)
+    told.clear()
+    on = drive(control, Pace().rest, lambda i: 1, draft=0.5)
+    assert not any(on) and len(told) == Pace().rest - SETTLED

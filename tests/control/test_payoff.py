@@ -89,6 +89,28 @@ def test_a_sequence_that_pays_is_not_held_back_by_one_that_does_not() -> None:
     assert widths[0] > 20 * widths[1]
 
 
+class Sluggish:
+    """A runtime that goes on in the size of a wide step for six plain ones."""
+
+    since = 9
+
+    def __call__(self, rows: int) -> float:
+        self.since = 0 if rows > 1 else self.since + 1
+        return 1.4 if self.since < 7 else 1.0
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.1, 0.2])
+def test_plain_steps_that_wide_ones_slow_down_do_not_make_speculation_look_cheap(accept: float) -> None:
+    controller = Payoff()
+    tokens, seconds, _ = simulate(controller, Sluggish(), accept, 1000)
+    assert tokens / seconds > 0.96
+
+
+def test_it_keeps_speculating_where_that_pays_on_such_a_runtime() -> None:
+    tokens, seconds, _ = simulate(Payoff(), Sluggish(), 0.9, 1000)
+    assert tokens / seconds > 0.9 * best_rate(lambda rows: 1.4 if rows > 1 else 1.0, 0.9)
+
+
 def test_limits_are_never_passed() -> None:
     controller = Payoff()
     simulate(controller, lambda r: 1.0, 0.95, 50)

@@ -20,7 +20,7 @@ from outrider.models.drafts import DraftCard, packed, read_card, write_drafter
 from outrider.recipes.trained import load_eagle3
 from outrider.train.dialogue import ANSWER
 from outrider.train.eagle3 import Eagle3Plan
-from outrider.train.heads import HeadPlan, make_head, ranked, smaller, sweep
+from outrider.train.heads import HeadPlan, heads_of, level_seconds, make_head, measured, ranked, smaller
 from outrider.train.kinds import train_drafter
 from outrider.train.selfdata import SelfData
 from outrider.train.slim import chain_length, second_moment, slimmed
@@ -205,9 +205,10 @@ def test_a_smaller_head_can_be_trained_on_and_exported(four_layers, drafter, tex
     assert half.difference < 1e-4 * half.largest
 
 
-def test_a_sweep_shows_what_each_size_costs_and_reaches(four_layers, net, text) -> None:
+def test_figures_show_what_each_size_costs_and_reaches(four_layers, net, text) -> None:
     held_out, rest = SelfData(text.tokens[:8], text.roles[:8]), SelfData(text.tokens[8:], text.roles[8:])
-    rows = sweep(net, four_layers, rest, held_out, [(10, 0), (30, 0), (0, 0), (0, 4)])
+    made = heads_of(net, four_layers, rest, [(10, 0), (30, 0), (0, 0), (0, 4)])
+    rows = [measured(own, four_layers, held_out) for own in made]
     assert [(row.vocab, row.rank) for row in rows] == [(10, 0), (30, 0), (50, 0), (50, 4)]
     assert rows[0].coverage < rows[1].coverage < rows[2].coverage == rows[3].coverage
     assert rows[0].megabytes < rows[1].megabytes < rows[2].megabytes and rows[3].megabytes < rows[2].megabytes
@@ -216,6 +217,19 @@ def test_a_sweep_shows_what_each_size_costs_and_reaches(four_layers, net, text) 
     assert all(row.milliseconds > 0 and 1 <= row.chain <= 6 for row in rows)
     with pytest.raises(InputError, match="larger --vocab"):
         smaller(net, ranked(net, four_layers, rest), 60, 0)
+
+
+def test_a_level_is_timed_in_the_form_that_drafting_runs(net, monkeypatch) -> None:
+    from outrider.target import packed as packing
+
+    if not packing._eight_bits_supported():
+        pytest.skip("this torch has no eight-bit linear layers")
+    made: list[torch.Tensor] = []
+    small = packing._small
+    monkeypatch.setattr(packing, "_small", lambda weight, bias: (made.append(weight), small(weight, bias))[1])
+    fresh = trimmed(net, net.ids[:30])  # weights that nobody has packed yet
+    level_seconds(fresh, rounds=1)
+    assert any(torch.equal(weight, fresh.lm_head.weight) for weight in made)
 
 
 def test_the_command(four_layers, drafter, text, tmp_path, monkeypatch) -> None:
