@@ -21,7 +21,9 @@ class Open:
     _paces: dict[int, Pace] = field(default_factory=dict)  # by batch size
 
     def begin(self, slot: int) -> None:
-        """Nothing is kept by sequence."""
+        """Changes state: a new text may be another matter, so a rest ends."""
+        for pace in self._paces.values():
+            pace.wake()
 
     def end(self, slot: int) -> None:
         """Nothing is kept by sequence."""

@@ -52,6 +52,10 @@ class Pace:
         if len(self._tried) >= (self.trial // 2 if self._patience else self.trial):
             self._judge(batch / typical(self._plain))
 
+    def wake(self) -> None:
+        """Changes state: what is left of a rest is not needed; a look at plain decoding stays."""
+        self.resting = min(self.resting, LOOK)
+
     def _judge(self, plain: float) -> None:
         """Changes state: rest where the last steps gave fewer tokens per second than plain ones."""
         speed = _speed(self._tried)

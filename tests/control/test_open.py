@@ -51,6 +51,21 @@ def test_a_rest_ends_when_drafts_become_right() -> None:
     assert sum(drive(control, 1500, lambda i: 3, draft=0.5)[-500:]) > 450
 
 
+def test_a_rest_ends_where_another_text_begins() -> None:
+    control = opened()
+    drive(control, 1000, lambda i: 1, draft=0.5)
+    control.begin(0)
+    assert sum(drive(control, 100, lambda i: 3, draft=0.5)) >= 100 - LOOK
+
+
+def test_texts_on_which_nothing_is_right_cost_little_however_many_begin() -> None:
+    control, on = opened(), []
+    for _ in range(50):
+        control.begin(0)
+        on += drive(control, 100, lambda i: 1, draft=0.5)
+    assert sum(on) / len(on) < 0.2
+
+
 def test_a_loss_that_hides_in_drafting_is_seen_although_the_step_looks_cheap() -> None:
     """Verification costs nothing more here; only the drafter's own time makes speculation slower."""
     assert sum(drive(opened(), 1000, lambda i: 2, draft=1.3)[500:]) < 50
