@@ -10,7 +10,6 @@ order. Cost: seconds to record each bucket once.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -29,6 +28,7 @@ from outrider.target.graphed_fusion import Fusion, real
 from outrider.target.graphed_reference import MAX_NODES
 from outrider.target.graphed_step import MOVES, NAME, Outputs, Step, StepCache, running
 from outrider.target.passes import Block, Pass, chain_block
+from outrider.target.progress import tracked
 from outrider.target.selftest import TOLERANCE
 from outrider.tree import fixed
 
@@ -133,12 +133,8 @@ class GraphedTarget(TransformersTarget):
 
     def warm_up(self, batches: Sequence[int] = (1,), rows: Sequence[int] = ROWS[:-1]) -> None:
         """Record these buckets now; a bar shows how far it is."""
-        from rich.console import Console
-        from rich.progress import track
-
         wanted = [(b, r) for b in batches for r in rows if b <= self.slots and r <= self.max_rows]
-        shown: dict[str, Any] = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
-        for batch, count in track(wanted, "recording steps", **shown):
+        for batch, count in tracked(wanted, "recording steps"):
             self._step(batch, count, ())
 
     # Slots

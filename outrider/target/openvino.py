@@ -9,7 +9,6 @@ one, and "the same output" means that of plain decoding in the same precision. C
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.masking_utils import causal_mask_function
 
 from outrider.protocols import Needs, Scores
 from outrider.target.eager import TransformersTarget
@@ -29,6 +27,7 @@ from outrider.target.openvino_request import Request, shaped
 from outrider.target.openvino_rows import Steady, padded
 from outrider.target.packed import available
 from outrider.target.passes import Block
+from outrider.target.progress import tracked
 from outrider.tree import fixed
 
 log = logging.getLogger("outrider")
@@ -94,9 +93,7 @@ class OpenVINOTarget(TransformersTarget):
         return 2
 
     def _adapt(self, model: Any) -> Traits:
-        known = traits(model)
-        self._everywhere = all(rule is causal_mask_function for rule, _ in known.rules)  # no layer has a window
-        return known
+        return traits(model)
 
     def _allocate(self, slots: int) -> RowCache:
         return RowCache(self._adapter, slots)
@@ -135,13 +132,9 @@ class OpenVINOTarget(TransformersTarget):
 
     def prepare(self, contexts: Sequence[int]) -> None:
         """Compile steps of single sequences of so many tokens now, usual lengths first; a bar shows how far it is."""
-        from rich.console import Console
-        from rich.progress import track
-
         usual = Counter(stride(min(length, self.max_context) // BLOCK) for length in contexts).most_common()
         wanted = [(rows, blocks) for blocks, _ in usual for rows in ROWS if rows <= self.max_rows][:MOST]
-        shown: dict[str, Any] = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
-        for shape in track(wanted if self._everywhere else [], "compiling steps", **shown):
+        for shape in tracked(wanted if self._adapter.windowless else [], "compiling steps"):
             self._fixed.make_now(shape)
 
     def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
@@ -173,17 +166,17 @@ class OpenVINOTarget(TransformersTarget):
     def _infer(self, first: int, blocks: Sequence[Block], logits: bool) -> Request:
         """Changes state: runs the blocks and keeps their keys and values; gives what holds the outputs."""
         rows, cache = max(self._least, *(b.rows for b in blocks)), self._cache
-        alone = logits and self._everywhere and _within_a_block(blocks)
+        alone = logits and self._adapter.windowless and _within_a_block(blocks)
         shape = self._fixed.find(rows, cache.capacity) if alone else None
+        begun = time.perf_counter()
         if shape is None:
-            begun = time.perf_counter()
             request = self._inferred(self._any, max(self._least, self._steady.rows(rows)), first, blocks, logits)
-            if alone:
-                self._fixed.missed(rows, cache.capacity, time.perf_counter() - begun)
         else:
             request = self._inferred(self._fixed.request(shape), shape[0], first, blocks, logits)
-            if self._fixed.unchecked(shape):
-                request = self._compared(shape, first, blocks)
+        if alone:
+            self._fixed.missed(rows, cache.capacity, time.perf_counter() - begun)
+        if shape is not None and self._fixed.unchecked(shape):
+            request = self._compared(shape, first, blocks)
         cache.write(blocks, [request.out(f"new.{g}") for g in range(len(self._adapter.groups))])
         return request
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from outrider.errors import MissingExtra, UnsupportedModel
 from outrider.target.adapter import attention_configs, switched
@@ -87,6 +87,11 @@ class Traits:
             by_shape.setdefault((shape.heads, shape.key_dim, False), []).append(2 * layer)
             by_shape.setdefault((shape.heads, shape.value_dim, True), []).append(2 * layer + 1)
         return list(by_shape.values())
+
+    @property
+    def windowless(self) -> bool:
+        """Every layer sees all of the text before a row."""
+        return all(rule is causal_mask_function for rule, _ in self.rules)
 
     def dim(self, tensor: int) -> int:
         """The size of a head of tensor 2 * layer (+ 1 for values)."""

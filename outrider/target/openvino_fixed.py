@@ -53,9 +53,9 @@ class FixedShapes:
             self._refused.add(shape)
 
     def missed(self, rows: int, blocks: int, seconds: float) -> None:
-        """Changes state: a step of so many rows took so long without a graph of its own."""
+        """Changes state: a step of so many rows took so long; counts where it had no graph of its own."""
         size = next((size for size in ROWS if size >= rows), None)
-        if size is None or (shape := (size, blocks)) in self._coming or shape in self._refused:
+        if size is None or (shape := (size, blocks)) in self._ready or shape in self._coming or shape in self._refused:
             return
         self._spent[shape] = self._spent.get(shape, 0.0) + SAVED * seconds
         if self._spent[shape] >= self._seconds:

@@ -17,10 +17,14 @@ class Request:
         import openvino as ov
 
         self._compiled = ov.Core().compile_model(graph, "CPU", dict(settings))
-        self.release()
+        self._begin()
 
     def release(self) -> None:
         """Changes state: lets go of every array."""
+        if self._held:
+            self._begin()
+
+    def _begin(self) -> None:
         self.native = self._compiled.create_infer_request()
         self._inputs: Arrays = {}
         self._held: Arrays = {}

@@ -16,10 +16,10 @@ from outrider.draft.odds import new_odds
 from outrider.draft.puct import Settings, most_visited, search
 from outrider.errors import InputError
 from outrider.protocols import Budget, Needs, Scores, StepRecord, Verdict
-from outrider.sampling import SamplingParams
 from outrider.tree import root
 from outrider.verify.invariant import Invariant
 from outrider.verify.recursive import Recursive
+from tests.draft.greedy import as_plain
 from tests.draft.toy_loop import history, law_gap, spelled
 
 V = 30
@@ -230,19 +230,14 @@ def test_generated_text_has_the_targets_law(verifier, start: str) -> None:
 def test_greedy_text_is_plains_from_any_state_alone_and_in_a_batch(tiny_llama, options: dict) -> None:
     engine = Outrider(tiny_llama, "plain", strict=True)
     recipe = engine.recipe("aded", {"controller": "fixed", **options})
-    prompts = [[1, 5, 9, 5, 9], [7, 7, 7], [3]]
-    params = SamplingParams(max_new_tokens=32)
-    plain = [engine.engine.submit(p, params, engine.recipe("plain")).result().token_ids for p in prompts]
     for _ in range(2):
-        handles = [engine.engine.submit(p, params, recipe) for p in prompts]
-        assert [handle.result().token_ids for handle in handles] == plain
-    alone = [engine.engine.submit(p, params, recipe).result() for p in prompts]
-    assert [g.token_ids for g in alone] == plain
+        together = as_plain(engine, recipe)
+    alone = as_plain(engine, recipe, batch=False)
     if options.get("scope") == "private":
-        assert [g.stats.steps for g in alone] == [handle.result().stats.steps for handle in handles]
+        assert [g.stats.steps for g in alone] == [g.stats.steps for g in together]
         assert len(recipe.drafter.memory()["keys"]) == 0
     else:
-        assert sum(g.stats.steps for g in alone) < 0.5 * sum(map(len, plain))
+        assert sum(g.stats.steps for g in alone) < 0.5 * sum(len(g.token_ids) for g in alone)
 
 
 def test_a_private_request_raises_copies_of_its_own() -> None:

@@ -10,6 +10,7 @@ from outrider.check.toy import ToyLM
 from outrider.errors import InputError
 from outrider.protocols import Needs
 from outrider.sampling import SamplingParams
+from tests.draft.greedy import PROMPTS, as_plain
 from tests.draft.test_stand import V, knowing, stand
 from tests.draft.toy_loop import history, step
 
@@ -106,19 +107,13 @@ def test_memory_goes_round_and_foreign_arrays_are_refused() -> None:
 def test_greedy_text_is_plains_and_samples_of_one_prompt_learn_from_each_other(tiny_llama, options: dict) -> None:
     engine = Outrider(tiny_llama, "plain", strict=True)
     recipe = engine.recipe("stand", {"controller": "fixed", **options})
-    prompts = [[1, 5, 9, 5, 9], [7, 7, 7], [3]]
-    params = SamplingParams(max_new_tokens=32)
-    plain = [engine.engine.submit(p, params, engine.recipe("plain")).result().token_ids for p in prompts]
-    steps = []
-    for _ in range(2):  # from an empty table, then from a hot one
-        handles = [engine.engine.submit(p, params, recipe) for p in prompts]
-        assert [handle.result().token_ids for handle in handles] == plain
-        steps.append(sum(handle.result().stats.steps for handle in handles))
+    # From an empty table, then from a hot one
+    steps = [sum(generation.stats.steps for generation in as_plain(engine, recipe)) for _ in range(2)]
     if options.get("scope") == "private":  # an earlier request cannot be felt
         assert steps[1] == steps[0]
     else:
         assert steps[1] < 0.8 * steps[0]
-    samples = engine.engine.submit(prompts[0], SamplingParams(max_new_tokens=24, temperature=0.8, n=4, seed=1), recipe)
+    samples = engine.engine.submit(PROMPTS[0], SamplingParams(max_new_tokens=24, temperature=0.8, n=4, seed=1), recipe)
     assert all(len(g.token_ids) <= 24 for g in samples.results())
 
 

@@ -184,6 +184,26 @@ def test_a_shape_is_compiled_once_it_would_have_paid() -> None:
     assert shapes.find(1, 2) == (4, 2)  # until there is one for a single row
 
 
+def test_a_size_that_runs_in_the_next_one_still_earns_its_own() -> None:
+    shapes = FixedShapes(fake, 0.1, lambda: True)
+    shapes.make_now((4, 2))
+    shapes.missed(1, 2, 1.0)
+    wait(shapes)
+    assert shapes.find(1, 2) == (1, 2) and shapes.find(4, 2) == (4, 2)
+    shapes.missed(4, 2, 1e9)
+    assert not shapes._coming  # it has its own already
+
+
+def test_a_single_row_in_a_wider_graph_is_counted(
+    of: Callable[..., OpenVINOTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = of(), []
+    target._fixed.make_now((4, 2))
+    monkeypatch.setattr(target._fixed, "missed", lambda rows, blocks, seconds: seen.append((rows, blocks)))
+    logits(target, open_slot(target), fixed(np.array([4]), np.array([-1])))
+    assert seen == [(target._least, 2)]
+
+
 def test_steps_too_wide_for_any_size_are_not_counted() -> None:
     shapes = FixedShapes(fake, 0.1, lambda: True)
     shapes.missed(17, 2, 1e9)
