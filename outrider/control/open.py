@@ -38,7 +38,7 @@ class Open:
         tokens = sum(len(record.emitted) for record in records)
         wide = any(record.tree.candidates for record in records)
         pace.add(wide, not pace.resting, len(slots), tokens, timing.total)
-        if wide or pace.settled:
+        if wide or pace.plain:
             self.tell(timing.rows, timing.batch, timing.total - timing.draft)
 
     def _pace(self, batch: int) -> Pace:

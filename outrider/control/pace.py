@@ -2,7 +2,9 @@
 
 A single plain step between speculative ones does not say what plain decoding costs: a runtime may go on for some steps
 in the size of the last wide one. So plain decoding is timed where steps are plain in a row, and speculation by whole
-stretches, the steps that it slows down included. Measures and counts only; changes no output.
+stretches, the steps that it slows down included. A single plain step can only be too slow, so one that was faster than
+believed counts as well: the first steps of a process are slow, and a belief that flatters speculation is not shaken by
+it. Measures and counts only; changes no output.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-LOOK = 2  # plain steps that are enough to know what they cost: of two the faster one counts
+LOOK = 3  # plain steps that are enough to know what they cost
+KEPT = 5  # of them that are remembered: one look outweighs all before it
 SETTLED = 8  # plain steps in a row after which a runtime has forgotten a wider one
 
 
@@ -25,26 +28,31 @@ class Pace:
     longest: int = 512
     margin: float = 0.97  # of plain decoding's speed: below it speculation rests
     doubt: float = 1.3  # below so many times its speed old figures of plain decoding are taken afresh
-    old: int = 256  # steps that make them old
+    old: int = 256  # steps that make them old; four times as many whatever the speed
     resting: int = LOOK  # plain steps still to come; the first ones are to compare with
     _patience: int = 0  # length of the last rest; 0: none yet
     _in_a_row: int = SETTLED  # plain steps; nothing wide was there before the first step
     _age: int = 0  # steps since plain decoding was timed
-    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=9))  # seconds of a step
+    _unseen: int = 0  # steps since it was last looked at, whatever was seen
+    _due: int = 32  # steps after which a new text begins with a look; twice as many after each, up to half of `old`
+    _plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds of a step
+    _counts: bool = False
     _tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
 
     @property
-    def settled(self) -> bool:
-        """The last step was plain and as fast as plain steps are."""
-        return self._in_a_row > SETTLED
+    def plain(self) -> bool:
+        """The last step was plain, nothing was drafted for it, and it was as fast as plain steps are."""
+        return self._counts
 
     def add(self, wide: bool, drafted: bool, batch: int, tokens: int, seconds: float) -> None:
         """Changes state: a step gave `tokens`; `wide`: it had candidates, `drafted`: they were asked for."""
         self._in_a_row = 0 if wide else self._in_a_row + 1
-        self._age += 1
-        if self.settled and not drafted:
+        self._age, self._unseen = self._age + 1, self._unseen + 1
+        faster = not self._plain or seconds < typical(self._plain)
+        self._counts = not wide and not drafted and (self._in_a_row > SETTLED or faster)
+        if self._counts:
             self._plain.append(seconds)
-            self._age = 0
+            self._age = self._unseen = 0
         if self.resting:
             self.resting -= 1
             return
@@ -53,7 +61,9 @@ class Pace:
             self._judge(batch / typical(self._plain))
 
     def wake(self) -> None:
-        """Changes state: what is left of a rest is not needed; a look at plain decoding stays."""
+        """Changes state: what is left of a rest is not needed; a look at plain decoding stays, or is due again."""
+        if self._unseen > self._due:
+            self.resting, self._unseen, self._due = LOOK, 0, min(2 * self._due, self.old // 2)
         self.resting = min(self.resting, LOOK)
 
     def _judge(self, plain: float) -> None:
@@ -62,7 +72,7 @@ class Pace:
         if speed < self.margin * plain:
             self._patience = self.resting = min(2 * self._patience or self.rest, self.longest)
             self._tried.clear()
-        elif speed < self.doubt * plain and self._age > self.old:
+        elif self._age > (self.old if speed < self.doubt * plain else 4 * self.old):
             self.resting = SETTLED + LOOK
         elif len(self._tried) == self._tried.maxlen:
             self._patience = 0

@@ -95,6 +95,8 @@ class Payoff:
     def begin(self, slot: int) -> None:
         hopeless = bool(self._all.offered) and self._all.chance(0, self.prior, 1.0) < 0.1
         self._watch[slot] = _Watch(Odds(keep=0.95), self.probe_after * (4 if hopeless else 1))
+        for pace in self._paces.values():
+            pace.wake()
 
     def end(self, slot: int) -> None:
         self._watch.pop(slot, None)
@@ -145,7 +147,7 @@ class Payoff:
         wide = rows > len(slots)
         pace = self._pace(len(slots))
         pace.add(wide, self._asked, len(slots), sum(1 + len(r.verdict.path) for r in records), timing.total)
-        if wide or (pace.settled and not self._asked):
+        if wide or pace.plain:
             self._costs.setdefault(len(slots), Costs()).add(rows, timing.total)
         self._speculated += wide
         for slot, record in zip(slots, records, strict=True):

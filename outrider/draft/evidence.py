@@ -37,6 +37,10 @@ class Union:
     order: NDArray[np.int64]  # candidates, likeliest first, parents before children
 
 
+_NONE = np.zeros(1, dtype=np.int64)
+NO_CANDIDATES = Union(_NONE, _NONE - 1, _NONE, _NONE, np.ones(1), _NONE, np.ones(1), _NONE[:0])
+
+
 def union(trees: Sequence[TokenTree], first: int = 0) -> Union:
     """`first` is the number of the drafter of the first tree."""
     tokens = np.concatenate([tree.tokens for tree in trees])

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.draft.evidence import Evidence, Union, union
+from outrider.draft.evidence import NO_CANDIDATES, Evidence, Union, union
 from outrider.draft.worth import Worth, rates
 from outrider.errors import InputError
 from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, StepRecord
@@ -80,11 +80,13 @@ class Mix:
         drawn = self._draw(slots, pending, budgets, noise) if self.drawn else []
         cheap = self.ranked[: len(self.ranked) - self.dear]
         offers = [part.propose(slots, budgets, noise) for part in cheap]
+        unions = self._unite(offers, len(slots))
         asked: list[_Asked] = []
         for number in range(len(cheap), len(self.ranked)):
-            asked.append(self._ask(number, offers, slots, pending, budgets, noise))
+            asked.append(self._ask(number, unions, slots, pending, budgets, noise))
             offers.append(asked[-1].trees)
-        unions = [self._unite([trees[i] for trees in offers]) for i in range(len(slots))]
+            if any(asked[-1].depths):
+                unions = self._unite(offers, len(slots))
         self._unions.update(zip(slots, unions, strict=True))
         taken = [tree.candidates for tree in drawn] or [0] * len(slots)
         room = [budget.nodes - count for budget, count in zip(budgets, taken, strict=True)]
@@ -100,25 +102,24 @@ class Mix:
 
     def observe(self, slot: int, record: StepRecord) -> None:
         if (seen := self._unions.pop(slot, None)) is not None:
-            self.evidence.learn(seen, record.emitted)
+            if len(seen.order):
+                self.evidence.learn(seen, record.emitted)
             if self.drawn:
                 self.shares.learn(record, [part.name for part in self.drawn])
         for part in self.parts:
             part.observe(slot, record)
 
     def _ask(
-        self, number: int, offers: Sequence[Sequence[TokenTree]], slots: Sequence[int], pending: Sequence[int],
+        self, number: int, rest: Sequence[Union], slots: Sequence[int], pending: Sequence[int],
         budgets: Sequence[Budget], noise: Sequence[Noise],
     ) -> _Asked:  # fmt: skip
         """The trees of a dear part, as deep as has paid where the others expect what they expect now."""
         part, worth = self.ranked[number], self.worths[number - len(self.ranked)]
-        cheap = [0.0] * len(slots)
         if self.seconds is None:
-            return _Asked(cheap, [budget.depth for budget in budgets], part.propose(slots, budgets, noise))
+            depths = [budget.depth for budget in budgets]
+            return _Asked([0.0] * len(slots), depths, part.propose(slots, budgets, noise))
         trees = [root(token) for token in pending]
-        if offers:
-            rest = [self._unite([own[i] for own in offers]) for i in range(len(slots))]
-            cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]
+        cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]
         depths = [worth.depth(own, budget.depth) for own, budget in zip(cheap, budgets, strict=True)]
         able = [i for i, depth in enumerate(depths) if depth > 0]
         if able:
@@ -164,7 +165,13 @@ class Mix:
                     trees[i] = merge(trees[i], tree)
         return trees
 
-    def _unite(self, trees: Sequence[TokenTree]) -> Union:
+    def _unite(self, offers: Sequence[Sequence[TokenTree]], batch: int) -> list[Union]:
+        """The candidates of each sequence, from the trees of each part."""
+        return [self._united([trees[i] for trees in offers]) for i in range(batch)]
+
+    def _united(self, trees: Sequence[TokenTree]) -> Union:
+        if not any(tree.candidates for tree in trees):
+            return NO_CANDIDATES
         if self.combine == "merge":
             return self.evidence.weigh(union(trees))
         alone = [self.evidence.weigh(union([tree], first=i)) for i, tree in enumerate(trees)]
@@ -176,7 +183,7 @@ class Mix:
         `already` candidates stay anyway, and `spent` seconds have gone to drafting.
         """
         most = [min(len(own.order), left) for own, left in zip(unions, room, strict=True)]
-        if self.seconds is None:
+        if self.seconds is None or not any(most):
             return most
         if len(unions) == 1:
             return [self._best(unions[0].weights[unions[0].order[: most[0]]], 1, already, spent)]
@@ -216,8 +223,8 @@ class Mix:
         self.evidence.counts[:] = counts
 
     def forget(self) -> None:
+        """Changes state: what texts have taught is gone; what the parts' seconds were worth, as all timing, stays."""
         self.evidence, self.shares = Evidence(len(self.ranked)), Shares(len(self.drawn))
-        self.worths = [Worth(self.deepest) for _ in range(self.dear)]
         for part in self.parts:
             if isinstance(part, Remembers):
                 part.forget()

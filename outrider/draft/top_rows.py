@@ -32,7 +32,7 @@ def top_rows(logits: Tensor, count: int) -> TopRows:
     scores = logits.float()
     total = torch.logsumexp(scores, dim=1)
     if scores.device.type == "cpu":
-        ids, values = _largest(np.ascontiguousarray(scores.numpy()), count)
+        ids, values = largest(np.ascontiguousarray(scores.numpy()), count)
         sums = total.numpy()
     else:
         ids, values, sums = _fetch(scores, total, count)
@@ -40,7 +40,8 @@ def top_rows(logits: Tensor, count: int) -> TopRows:
 
 
 @compiled
-def _largest(scores: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def largest(scores: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The `count` largest of each row, and before them where they stand; largest first."""
     rows, width = scores.shape
     ids = np.full((rows, count), -1, dtype=np.int32)
     values = np.full((rows, count), -np.inf, dtype=np.float32)

@@ -2,7 +2,8 @@
 
 Whenever it was asked, the step is weighed as it would have been with each smaller depth and without the drafter at all:
 the chances of the candidates are known, and so are the seconds. Steps are told apart by what the cheap drafters expect
-alone: where they copy a long passage nothing is left to gain. Changes no output. Cost: microseconds.
+alone: where they copy a long passage nothing is left to gain, and where it did not pay with less it is not expected to
+pay with more. Changes no output. Cost: microseconds.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Worth:
     trials: int = 2  # of the whole depth, before anything is believed
     keep: float = 0.95
     margin: float = 0.01  # of speed that being asked must bring
+    explore: float = 0.02  # of the time: what tries of the whole depth may cost
     most_patience: int = 256
     _kinds: list[Depths] = field(init=False)
     _times: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds by depth asked
@@ -47,7 +49,8 @@ class Worth:
     def depth(self, cheap: float, room: int) -> int:
         """How deep to ask where the others expect `cheap` accepted candidates; 0: not at all."""
         kind, most = self._kind(cheap), min(room, self.deepest)
-        if kind.seen < self.trials or kind.idle >= kind.patience:
+        untried = kind.seen < self.trials and not self._hopeless(cheap)
+        if untried or kind.idle >= kind.patience:
             return most
         return int(kind.gains[: most + 1].argmax())
 
@@ -89,7 +92,8 @@ class Worth:
         kind.silent = 0
         if asked == self.deepest:
             useless = kind.seen >= self.trials and gains.argmax() == 0
-            kind.patience = min(2 * kind.patience, self.most_patience) if useless else 16
+            dear = int((np.exp(-gains[-1]) - 1) / self.explore)
+            kind.patience = min(max(2 * kind.patience if useless else 16, dear), self.most_patience)
             kind.seen, kind.idle = kind.seen + 1, 0
 
     def pass_by(self, cheap: float) -> None:
@@ -99,6 +103,11 @@ class Worth:
 
     def _kind(self, cheap: float) -> Depths:
         return self._kinds[int(np.searchsorted(GRADES, cheap))]
+
+    def _hopeless(self, cheap: float) -> bool:
+        """Being asked did not pay where the others expect less, and so left more to gain."""
+        poorer = self._kinds[: int(np.searchsorted(GRADES, cheap))]
+        return any(kind.seen >= self.trials and kind.gains.argmax() == 0 for kind in poorer)
 
 
 @compiled

@@ -49,3 +49,19 @@ def test_only_the_last_steps_count() -> None:
     for factor in (3.0,) * 20 + (1.0,) * 9:
         cost.add(2, 1, factor * curve(2))
     assert cost.seconds(1, 1) == pytest.approx([curve(1), curve(2)])
+
+
+def test_fewer_rows_never_cost_more_than_more_rows() -> None:
+    """Plain steps were timed while the machine was slow, wide ones since."""
+    cost = StepCost(curve)
+    for _ in range(ENOUGH):
+        cost.add(1, 1, 3.0)
+        cost.add(4, 1, 1.5)
+    assert cost.seconds(1, 3) == pytest.approx([1.5] * 4)
+
+
+def test_as_many_new_steps_as_are_enough_outweigh_the_old() -> None:
+    cost = StepCost(curve)
+    for seconds in (3.0,) * 20 + (1.0,) * ENOUGH:
+        cost.add(1, 1, seconds)
+    assert cost.seconds(1, 0) == pytest.approx([1.0])

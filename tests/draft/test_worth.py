@@ -77,6 +77,17 @@ def test_steps_in_which_the_others_expect_much_are_judged_apart() -> None:
     assert worth.depth(0.0, 6) == 6 and worth.depth(5.0, 6) == 0
 
 
+def test_what_did_not_pay_where_the_others_expect_less_is_not_tried_where_they_expect_more() -> None:
+    worth = Worth(6)
+    asked(worth, 4, level=1.0, right=0, cheap=0.0)
+    assert asked(worth, 10, level=1.0, right=0, cheap=1.0) == [0] * 10
+    assert max(asked(worth, 20, level=0.05, right=6, cheap=1.0)) == 6  # but not left for good
+
+    worth = Worth(6)
+    asked(worth, 4, level=1.0, right=0, cheap=1.0)
+    assert asked(worth, 2, level=0.05, right=6, cheap=0.0) == [6, 6]  # the other way round nothing is known
+
+
 def test_a_depth_that_was_never_tried_is_taken_as_its_share_of_a_deeper_one() -> None:
     worth = Worth(6)
     worth.time(6, 0.7)
