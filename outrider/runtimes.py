@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -23,6 +24,7 @@ from outrider.target.eager import TransformersTarget
 log = logging.getLogger("outrider")
 AUTO_NAME = "auto"
 AUTO = ("graphs", "openvino", "eager")  # what "auto" may take, best first; the last runs everything
+_made: WeakKeyDictionary[Any, dict[str, tuple[list[str], Any]]] = WeakKeyDictionary()  # see _draft_graph
 WORTH_A_TRIAL = 1 << 25  # parameters; a smaller model runs before a conversion and a trial would be done
 
 
@@ -127,13 +129,26 @@ def _openvino(model: Any, precision: str, keep: bool, limits: Mapping[str, Any])
     from outrider.target.openvino import OpenVINOTarget
 
     try:
-        graph = openvino_graph(model, precision, keep)
+        graph = openvino_graph(model, precision) if keep else _draft_graph(model, precision)
         return OpenVINOTarget(model, graph, precision=precision, self_test=False, **limits)
     except ImportError as error:
         why = f"the package openvino is there but cannot be imported ({error})"
         raise MissingExtra(f"{why}; run: pip install --force-reinstall openvino, or use runtime eager") from error
     except (RuntimeError, OSError) as error:
         raise UnsupportedModel(f"OpenVINO cannot run it here ({first_line(error)}); use runtime eager") from error
+
+
+def _draft_graph(model: Any, precision: str) -> Any:
+    """Of a model that no cache keeps: made once while it lives and its weights stay as they are, as it takes seconds.
+
+    Methods are made often, from the same draft; one that goes on learning changes its weights in place.
+    """
+    from outrider.conversions import identity_of, openvino_graph
+
+    identity, known = identity_of(model), _made.setdefault(model, {})
+    if precision not in known or known[precision][0] != identity:
+        known[precision] = identity, openvino_graph(model, precision, keep=False)
+    return known[precision][1]
 
 
 def _openvino_obstacle(device: torch.device, precision: str) -> str:

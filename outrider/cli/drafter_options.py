@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from outrider.errors import InputError
 
 Model = Annotated[str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Of the target: float32, bfloat16 or float16.")]
 Drafter = Annotated[Path, typer.Option("--drafter", metavar="FOLDER", help="Made by `outrider train run`.")]
 Text = Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")]
+
+
+def numbers(name: str, text: str) -> list[float]:
+    """`16,32` as given to the option of that name."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(number >= 0 and math.isfinite(number) for number in found):
+        raise InputError(f"{name} {text}: write numbers such as 16,32")
+    return found

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers
+from outrider.cli.on_policy import on_policy
 from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.replay import replay
@@ -31,7 +32,15 @@ Batch = Annotated[int, typer.Option("--batch", help="Sequences an update.")]
 Rate = Annotated[float, typer.Option("--lr", help="Highest learning rate.")]
 LOSSES = "kl, rkl (reverse), jsd, tvd, tvdpp, nla (negative log acceptance), ce (hard label) or mix (kl + tvd)."
 Licence = Annotated[str, typer.Option("--licence", help="A line for the drafter's card.")]
-SaveEvery = Annotated[float, typer.Option("--save-every", help="Minutes between checkpoints.")]
+SaveEvery = Annotated[float, typer.Option("--save-every", help="Least minutes between checkpoints.")]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-every", show_default=False,
+        help="Updates between two measurements, each with a checkpoint; else 100, with one as --save-every allows.",
+    ),
+]  # fmt: skip
+MEASURE_EVERY = 100
 
 
 def _some(*names: str, help: str) -> Any:
@@ -68,7 +77,7 @@ def data(
     wanted = parse_count(tokens)
     if min(length, shard) < 1 or about_every < 0:
         raise InputError("--length and --shard must be above zero, --about-every zero or more")
-    heats = tuple(_numbers("--temperatures", temperatures))
+    heats = tuple(numbers("--temperatures", temperatures))
     from outrider.models import load_model
     from outrider.train.crew import crew
     from outrider.train.selfdata import DataPlan, write_data
@@ -137,6 +146,7 @@ def run(
     ] = None,
     licence: Licence = "",
     save_every: SaveEvery = 2.0,
+    checkpoint_every: CheckpointEvery = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = None,
@@ -150,6 +160,7 @@ def run(
     given = {"loss": loss, "layers": layers, "vocab": vocab, "intermediate": intermediate, "unroll": unroll,
              "eight_bits": eight_bits}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
+    _pace(save_every, checkpoint_every)
     plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
     from outrider.train.crew import crew
@@ -160,7 +171,7 @@ def run(
     read = read_data(text, target.fingerprint)
     with progress_bar() as show:
         _, curve = train_drafter(
-            kind, target, read, plan, folder, licence=licence, save_every=60 * save_every, begin=begin,
+            kind, target, read, plan, folder, licence=licence, begin=begin, **_pace(save_every, checkpoint_every),
             on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
     if not together.first:
@@ -198,7 +209,7 @@ def evaluate(
     from outrider.train.evaluate import evaluate as decode
 
     plan = EvalPlan(
-        tuple(int(n) for n in _numbers("--budgets", budgets)), tuple(_numbers("--temperatures", temperatures)),
+        tuple(int(n) for n in numbers("--budgets", budgets)), tuple(numbers("--temperatures", temperatures)),
         depth, new, batch, seed=seed,
     )  # fmt: skip
     listed = read_prompts(prompts, limit)
@@ -231,6 +242,7 @@ def distill(
         Path | None, typer.Option("--data", metavar="FOLDER", help="Where the text is; else OUT/data.")
     ] = None,
     save_every: SaveEvery = 2.0,
+    checkpoint_every: CheckpointEvery = None,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = None,
@@ -243,6 +255,7 @@ def distill(
     wanted = parse_count(tokens)
     if min(length, shard, steps, batch) < 1 or not (rate > 0 and math.isfinite(rate)):
         raise InputError("--length, --shard, --steps, --batch and --lr must be above zero")
+    _pace(save_every, checkpoint_every)
     from outrider.models import load_model
     from outrider.train.distill import DistillPlan, pick_layers
     from outrider.train.distill import distill as train
@@ -257,7 +270,7 @@ def distill(
             target, sampling, data or folder / "data", lambda done, of: show(done, of, "writing text")
         )  # fmt: skip
         _, curve = train(
-            target, text, plan, folder, licence=licence, save_every=60 * save_every,
+            target, text, plan, folder, licence=licence, **_pace(save_every, checkpoint_every),
             recipe={"data": asdict(sampling)}, on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
     if json != STDOUT:
@@ -267,6 +280,7 @@ def distill(
 
 app.command()(trim)
 app.command()(replay)
+app.command(name="on-policy")(on_policy)
 
 
 def parse_count(text: str) -> int:
@@ -281,14 +295,13 @@ def parse_count(text: str) -> int:
     return int(count)
 
 
-def _numbers(name: str, text: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(number >= 0 and math.isfinite(number) for number in numbers):
-        raise InputError(f"{name} {text}: write numbers such as 16,32")
-    return numbers
+def _pace(save_every: float, checkpoint_every: int | None) -> dict[str, Any]:
+    """What the loop is told: updates between measurements, and the least seconds between checkpoints."""
+    if checkpoint_every is None:
+        return {"save_every": 60 * save_every, "measure_every": MEASURE_EVERY}
+    if checkpoint_every < 1:
+        raise InputError(f"--checkpoint-every {checkpoint_every}: use 1 or more updates")
+    return {"save_every": 0.0, "measure_every": checkpoint_every}
 
 
 def _line(point: Point) -> str:

@@ -116,10 +116,10 @@ def rows(target: PreTrainedModel, draft: PreTrainedModel, part: SelfData) -> tup
 @torch.no_grad()
 def measure(target: PreTrainedModel, draft: PreTrainedModel, data: SelfData) -> tuple[float, float]:
     """Mean acceptance of one draft token over the answers: (greedy, drawn at temperature 1)."""
-    greedy, drawn = 0.0, 0.0
+    greedy, drawn, predicted = 0.0, 0.0, 0  # nobody predicts an answer's token that a sequence begins with
     for part in parts(data, target.device):
         p, q, wanted = rows(target, draft, part)
         same, likely = acceptance(p, q)
         greedy, drawn = greedy + float((same * wanted).sum()), drawn + float((likely * wanted).sum())
-    answers = max(1, data.answer_tokens)
-    return greedy / answers, drawn / answers
+        predicted += int(wanted.sum())
+    return greedy / max(1, predicted), drawn / max(1, predicted)

@@ -9,24 +9,22 @@ after each token is the goal, as on any other text, so that training needs nothi
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from outrider import methods
 from outrider.api import Outrider
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import read_card
-from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, StepRecord
+from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Recipe, StepRecord
 from outrider.sampling import SamplingParams
 from outrider.train.dialogue import ANSWER, FORCED
-from outrider.train.selfdata import SelfData, digest
+from outrider.train.selfdata import SelfData, write_shard
 from outrider.tree import TokenTree
 
 
@@ -106,23 +104,30 @@ def rollout(
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Mistake]:  # fmt: skip
     """Decode the beginnings of sequences with the drafter, and note where its proposals fell."""
-    kind = read_card(drafter).kind
-    wanted = {"drafter": str(drafter), "draft": str(drafter), "budget": plan.block, "depth": plan.block,
-              "grower": "chain", "threshold": 0.0, "controller": "fixed", "verifier": "invariant"}  # fmt: skip
-    known = {option.name for option in methods.find(kind).option_list}
-    prompts = [beginning for beginning in map(_beginning, data.tokens, data.roles) if beginning][: plan.prompts]
-    limits = {"max_slots": plan.batch}
+    prompts = [text for text in map(_beginning, data.tokens, data.roles) if text][: plan.prompts]
+    longest = max(map(len, prompts), default=0)  # a slot holds so much, not all that the model could: more fit
+    limits = {"max_slots": plan.batch, "max_context": longest + plan.new_tokens}
     params = SamplingParams(max_new_tokens=plan.new_tokens, temperature=plan.temperature, seed=plan.seed)
     with Outrider(target, "plain", limits=limits, strict=True) as engine:
-        recipe = engine.recipe(kind, {name: value for name, value in wanted.items() if name in known})
-        if recipe.drafter is None:
-            raise InputError(f"{drafter}: nothing drafts here; train a drafter first")
-        noted = Noted(recipe.drafter)
+        recipe, inner = chain_of(engine, drafter, plan.block, "invariant")
+        noted = Noted(inner)
         handles = [engine.engine.submit(prompt, params, replace(recipe, drafter=noted)) for prompt in prompts]
         for done, handle in enumerate(handles):
             handle.result()
             on_progress(done + 1, len(handles))
     return noted.mistakes
+
+
+def chain_of(engine: Outrider, drafter: Path, block: int, verifier: str) -> tuple[Recipe, Drafter]:
+    """A method that drafts chains of one length with the drafter in a folder, of whatever kind; and what drafts."""
+    kind = read_card(drafter).kind
+    wanted = {"drafter": str(drafter), "draft": str(drafter), "budget": block, "depth": block,
+              "grower": "chain", "threshold": 0.0, "controller": "fixed", "verifier": verifier}  # fmt: skip
+    known = {option.name for option in methods.find(kind).option_list}
+    recipe = engine.recipe(kind, {name: value for name, value in wanted.items() if name in known})
+    if recipe.drafter is None:
+        raise InputError(f"{drafter}: nothing drafts here; train a drafter first")
+    return recipe, recipe.drafter
 
 
 def _beginning(tokens: torch.Tensor, roles: torch.Tensor) -> list[int]:
@@ -161,10 +166,6 @@ def write_replay(
     if not len(made.tokens):
         raise InputError(f"no proposal fell after {plan.length - plan.block} tokens of text; use shorter windows")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "shard-0000.safetensors"
     identity = json.dumps({"target": target.fingerprint, "replay": asdict(plan)})
-    save_file(
-        {"tokens": made.tokens, "roles": made.roles}, f"{path}.partial", {"plan": identity, "digest": digest(made)}
-    )
-    os.replace(f"{path}.partial", path)
+    write_shard(folder / "shard-0000.safetensors", made, identity)
     return {"anchors": len(mistakes), "windows": len(made.tokens), "answers": made.answer_tokens}

@@ -77,15 +77,14 @@ def write_data(
     shards, seen, each = list[SelfData](), set[bytes](), plan.length * plan.batch
     for number in range(plan.shards):
         path = folder / f"shard-{number:04d}.safetensors"
-        if (shard := _read(path, identity)) is None:
+        if (shard := read_shard(path, identity)) is None:
 
             def on_step(step: int, before: int = number * each) -> None:
                 on_progress(before + step * plan.batch, plan.shards * each)
 
             own = _about_earlier(target, script, plan, number, shards)
             shard = _unseen(sample_shard(target.model, own, plan, number, on_step), seen)
-            save_file(asdict(shard), f"{path}.partial", {"plan": identity, "digest": digest(shard)})
-            os.replace(f"{path}.partial", path)
+            write_shard(path, shard, identity)
         seen.update(_keys(shard))
         shards.append(shard)
         on_progress((number + 1) * each, plan.shards * each)
@@ -118,7 +117,14 @@ def digest(data: SelfData) -> str:
     return made.hexdigest()[:16]
 
 
-def _read(path: Path, identity: str) -> SelfData | None:
+def write_shard(path: Path, shard: SelfData, identity: str) -> None:
+    """Changes the folder: the shard is whole or not there. `identity` is JSON that names the target, and the plan."""
+    save_file(asdict(shard), f"{path}.partial", {"plan": identity, "digest": digest(shard)})
+    os.replace(f"{path}.partial", path)
+
+
+def read_shard(path: Path, identity: str) -> SelfData | None:
+    """None where there is none yet; refused where it is another's."""
     if not path.exists():
         return None
     about, shard = _load(path)

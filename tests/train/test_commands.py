@@ -16,6 +16,7 @@ from outrider.api import Outrider
 from outrider.cli import app
 from outrider.models import LoadedModel
 from outrider.models.drafts import read_card, shipped_draft
+from outrider.train import loop
 from outrider.train.kinds import KINDS
 from outrider.train.losses import LOSSES
 
@@ -63,6 +64,55 @@ def test_data_run_and_eval_from_nothing_but_a_model(model: Path, tmp_path: Path)
         assert row["tokens"] <= 8 * row["prompts"] and 1 <= row["accepted"] <= 5
     whole = CliRunner().invoke(app, ["train", "eval", *common, "--drafter", str(drafter), "--prompts", str(prompts)])
     assert whole.exit_code == 0 and "16 nodes, T=0" in whole.output and "all" in whole.output
+
+
+def test_a_killed_run_goes_on_from_the_last_checkpoint_that_was_asked_for(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common, text = ("--model", str(model), "--device", "cpu"), str(tmp_path / "text")
+    run("data", *common, "--tokens", "2k", "--length", "32", "--shard", "64", "--out", text)
+    sizes = "--vocab 40 --unroll 1 --steps 12 --batch 2 --layers 0,1,2 --checkpoint-every 4".split()
+    command = ("run", *common, "--data", text, *sizes, "--out")
+    whole = run(*command, str(tmp_path / "whole"))
+    assert [point["step"] for point in whole["curve"]] == [0, 4, 8, 12]
+    steps: list[int] = []
+
+    def killed(step: int) -> None:
+        steps.append(step)
+        if len(steps) == 11:
+            raise KeyboardInterrupt
+
+    batch_of = loop.batch_of
+    monkeypatch.setattr(loop, "batch_of", lambda data, plan, step: (killed(step), batch_of(data, plan, step))[1])
+    cut = CliRunner().invoke(app, ["train", *command, str(tmp_path / "cut")])
+    assert cut.exit_code == 130 and (tmp_path / "cut" / loop.CHECKPOINT).exists()
+    again = run(*command, str(tmp_path / "cut"))
+    assert steps == [*range(11), *range(8, 12)]
+    assert [{**point, "seconds": 0} for point in again["curve"][1:]] == [
+        {**point, "seconds": 0} for point in whole["curve"][1:]
+    ]
+    assert "use 1 or more updates" in refused(*command, str(tmp_path / "x"), "--checkpoint-every", "0")
+
+
+def test_a_drafter_answers_the_texts_users_and_is_trained_on_it(model: Path, tmp_path: Path) -> None:
+    text, drafter, own = (str(tmp_path / name) for name in ("text", "drafter", "own"))
+    common = ("--model", str(model), "--device", "cpu")
+    run("data", *common, "--tokens", "2k", "--length", "32", "--shard", "64", "--out", text)
+    sizes = "--vocab 40 --unroll 2 --steps 2 --batch 4 --layers 0,1,2".split()
+    run("run", *common, "--data", text, "--out", drafter, *sizes)
+    write = ("on-policy", *common, "--drafter", drafter, "--data", text, "--out", own)
+    for _ in range(2):  # the second time all of it is there
+        made = run(*write, "--share", "0.25", "--sequences", "32", "--temperatures", "0,1")
+        assert (made["sequences"], made["rewritten"], made["tokens"]) == (32, 8, 32 * 32)
+        assert made["own"] == 8 * 31 and made["answers"] == 32 * 31
+    more = run("run", *common, "--data", own, "--from", drafter, "--out", str(tmp_path / "more"), *sizes,
+               "-o", "held_out=8")  # fmt: skip
+    assert [point["step"] for point in more["curve"]] == [0, 2]
+    shown = CliRunner().invoke(app, ["train", *write, "--share", "0.25", "--sequences", "32", "--temperatures", "0,1"])
+    assert shown.exit_code == 0 and "248 of 992 tokens of answers" in shown.output.replace("\n", " ")
+    assert "a share of 2" in refused(*write, "--share", "2")
+    assert "another target or plan" in refused(*write, "--share", "0.5")
+    assert "above zero" in refused(*write, "--batch", "0")
 
 
 @pytest.mark.parametrize("kind", ["eagle2", "fspad", "medusa", "hydra"])

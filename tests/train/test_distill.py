@@ -13,6 +13,7 @@ from outrider.cli import app
 from outrider.errors import InputError, UnknownName
 from outrider.models import LoadedModel
 from outrider.models.drafts import load_draft, new_draft, own_parameters, read_card
+from outrider.train.dialogue import ANSWER
 from outrider.train.distill import DistillPlan, DraftLearner, distill, measure, pick_layers, rows
 from outrider.train.loop import CHECKPOINT, CURVE, Point, batch_of, schedule, split
 from outrider.train.losses import LOSSES
@@ -158,3 +159,9 @@ def test_a_row_counts_where_the_next_token_is_an_answers(four_layers: LoadedMode
     assert wanted.tolist() == [False, True, True, False, False]
     torch.testing.assert_close(p, four_layers.model(part.tokens).logits[0])
     assert q.shape == p.shape
+
+
+def test_a_sequence_that_begins_with_an_answer_does_not_lower_acceptance(four_layers: LoadedModel) -> None:
+    every = SelfData(torch.tensor([[5, 6, 7, 8], [9, 3, 4, 11]]), torch.full((2, 4), ANSWER, dtype=torch.uint8))
+    greedy, drawn = measure(four_layers.model, four_layers.model, every)  # of itself
+    assert greedy == 1 and drawn == pytest.approx(1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.api import Outrider
 from outrider.errors import InputError
 from outrider.recipes.trained import load_eagle3
 from outrider.target import packed
@@ -85,6 +87,20 @@ def test_training_on_its_mistakes_makes_fewer_of_them(target, text, drafter, tmp
     assert after.greedy > before.greedy and after.sampled > before.sampled
     with pytest.raises(InputError, match="already holds"):
         write_replay(target, drafter, text, PLAN, tmp_path / "replay")
+
+
+def test_a_slot_is_as_long_as_needed_so_that_the_batch_fits(target, text, drafter, monkeypatch) -> None:
+    made: list[Outrider] = []
+
+    class Tight(Outrider):
+        def __init__(self, *given, limits, **more) -> None:
+            super().__init__(*given, limits={**limits, "cache_bytes": 1 << 20}, **more)
+            made.append(self)
+
+    monkeypatch.setattr("outrider.train.replay.Outrider", Tight)
+    assert rollout(target, drafter, text, replace(PLAN, prompts=4, batch=6))
+    assert made[0].target.max_context == 4 + PLAN.new_tokens and made[0].target.free_slots == 6
+    assert Tight(target, "plain", limits={"max_slots": 6}).target.free_slots < 6  # the whole context of each
 
 
 def test_what_cannot_work_is_refused(target, text, drafter, tmp_path) -> None:
