@@ -67,9 +67,10 @@ class Budget:
 
     nodes: int
     depth: int
+    least: float = 0.0  # a path less likely than this is not worth another level; only for trees that are not drawn
 
     def __and__(self, other: Budget) -> Budget:
-        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth))
+        return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), max(self.least, other.least))
 
 
 @dataclass(frozen=True, slots=True)

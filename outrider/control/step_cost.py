@@ -2,8 +2,9 @@
 
 The curve knows sizes that were never tried, the steps know this context, this batch and what else the machine does; the
 correction is the ratio of the two at the sizes seen, carried over to their neighbours. A size seen once or twice counts
-as all others do: what is made ready at its first step would otherwise keep it from ever being tried again. Fewer rows
-are never taken to cost more, for they could be run as more. Changes no output.
+as all others do: what is made ready at its first step would otherwise keep it from ever being tried again. Of several
+the fastest counts, because what else the machine does makes steps slower and never faster, and sizes are not seen at
+the same time. Fewer rows are never taken to cost more, for they could be run as more. Changes no output.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class StepCost:
         seen = self._ratios.get(batch)
         if not seen:
             return np.ones(len(rows))
-        known = {size: median(own) for size in sorted(seen) if len(own := seen[size]) >= ENOUGH}
+        known = {size: min(own) for size in sorted(seen) if len(own := seen[size]) >= ENOUGH}
         if not known:
             return np.full(len(rows), median(chain.from_iterable(seen.values())))
         return np.interp(rows, list(known), list(known.values()))

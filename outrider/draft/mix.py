@@ -117,20 +117,23 @@ class Mix:
         part, worth = self.ranked[number], self.worths[number - len(self.ranked)]
         if self.seconds is None:
             depths = [budget.depth for budget in budgets]
-            return _Asked([0.0] * len(slots), depths, part.propose(slots, budgets, noise))
+            return _Asked([0.0] * len(slots), depths, part.propose(slots, budgets, noise), depths)
         trees = [root(token) for token in pending]
         cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]
         depths = [worth.depth(own, budget.depth) for own, budget in zip(cheap, budgets, strict=True)]
         able = [i for i, depth in enumerate(depths) if depth > 0]
+        begun, levels = time.perf_counter(), [0] * len(slots)
         if able:
-            begun = time.perf_counter()
-            own = [Budget(worth.nodes(budgets[i].nodes), depths[i]) for i in able]
+            least = worth.least(float(self.seconds(len(slots), 0)[0]) / len(slots))
+            own = [Budget(worth.nodes(budgets[i].nodes), depths[i], least) for i in able]
             for i, tree in zip(
                 able, part.propose([slots[i] for i in able], own, [noise[i] for i in able]), strict=True
             ):
                 trees[i] = tree
-            worth.time(max(depths), time.perf_counter() - begun)
-        return _Asked(cheap, depths, trees)
+            for i, budget in zip(able, own, strict=True):
+                levels[i] = _levels(trees[i], budget)
+        worth.time(max(levels), time.perf_counter() - begun)
+        return _Asked(cheap, depths, trees, levels)
 
     def _learn_worth(
         self, number: int, asked: _Asked, unions: Sequence[Union], room: Sequence[int], spent: float
@@ -139,13 +142,15 @@ class Mix:
         if self.seconds is None:
             return
         worth, batch = self.worths[number - len(self.ranked)], len(unions)
-        for own, cheap, depth, left in zip(unions, asked.cheap, asked.depths, room, strict=True):
+        cases = zip(unions, asked.cheap, asked.depths, asked.levels, room, strict=True)
+        for own, cheap, depth, levels, left in cases:
             if depth < worth.deepest:
                 worth.pass_by(cheap)
             if depth == 0:
                 continue
             step = self.seconds(batch, batch * min(len(own.order), left))[::batch] / batch
             drafting = worth.seconds(depth)
+            drafting[levels:] = drafting[levels]  # it went no deeper
             others = max(spent - drafting[-1], 0.0)
             drafting = (others + drafting) / batch
             worth.learn(cheap, rates(own.weights, own.order, own.masks, own.depths, 1 << number, step, drafting))
@@ -237,6 +242,7 @@ class _Asked:
     cheap: Sequence[float]  # candidates that the others expect to be accepted
     depths: Sequence[int]  # how deep it was asked
     trees: list[TokenTree]
+    levels: Sequence[int]  # how deep it went
 
 
 @dataclass(slots=True)
@@ -278,6 +284,12 @@ class _Apart:
 
     def draw(self, weights: Any, node: int, draw: int) -> int:
         return self.noise.draw(weights, node + (self.part << 16), draw)
+
+
+def _levels(tree: TokenTree, budget: Budget) -> int:
+    """How often the drafter ran for this tree: below every path that was worth it, within the depth it was asked."""
+    worth_it = tree.depths if tree.weights is None else tree.depths[tree.weights >= budget.least]
+    return min(1 + int(worth_it.max(initial=0)), budget.depth)
 
 
 def _tree(pending: int, own: Union, size: int, names: Sequence[str]) -> TokenTree:

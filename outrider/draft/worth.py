@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +40,7 @@ class Worth:
     most_patience: int = 256
     _kinds: list[Depths] = field(init=False)
     _times: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds by depth asked
+    _busy: bool = False  # whether it was asked in the last step
     _used: float = 8.0  # candidates that were verified in recent steps
 
     def __post_init__(self) -> None:
@@ -63,19 +63,35 @@ class Worth:
         self._used += 0.1 * (candidates - self._used)
 
     def time(self, depth: int, seconds: float) -> None:
-        """Changes state: a proposal of this depth took so long."""
-        self._times.setdefault(depth, deque(maxlen=9)).append(seconds)
+        """Changes state: a proposal of this depth took so long; 0: none was asked for in this step.
+
+        After a pause a drafter has text to catch up with, which says nothing of what it takes when asked in every step:
+        such a proposal counts only while no other of its depth is known.
+        """
+        if depth and (self._busy or depth not in self._times):
+            self._times.setdefault(depth, deque(maxlen=9)).append(seconds)
+        self._busy = depth > 0
 
     def seconds(self, depth: int) -> NDArray[np.float64]:
-        """[depth + 1]: what proposals of depth 0, 1, ... take; one never tried is judged by the next deeper one."""
+        """[depth + 1]: what proposals of depth 0, 1, ... take; one never tried is judged by the next deeper one.
+
+        The fastest of the last ones counts: other work makes them slower, never faster.
+        """
         out = np.zeros(depth + 1)
         known = 0.0
         for d in range(max([depth, *self._times]), 0, -1):
             if times := self._times.get(d):
-                known = (median(times) if len(times) > 2 else min(times)) / (d + 1)
+                known = min(times) / (d + 1)
             if d <= depth:
                 out[d] = known * (d + 1)
-        return out
+        return np.minimum.accumulate(out[::-1])[::-1]  # a shallower one takes no longer than a deeper one
+
+    def least(self, plain: float) -> float:
+        """How likely a path must be to be worth another level, where a step without candidates takes so long.
+
+        A level must bring more tokens than plain steps would in its time; what follows a path is less likely still.
+        """
+        return min(2 * float(self.seconds(self.deepest)[-1]) / (self.deepest + 1) / plain, 0.9)
 
     def learn(self, cheap: float, rates: NDArray[np.float64]) -> None:
         """Changes state: tokens per second of a step with the drafter 0, 1, ... deep, as far as it was asked."""

@@ -3,7 +3,7 @@
 The dynamic tree of EAGLE-2 (arXiv 2406.16858). Point masses only, with noise or without, because re-ranking looks at
 the candidates: lossless with every rule that honours fixed draws. A node's value is the product of draft probabilities
 on its path, which never rises along a path, so the kept set is connected. Cost: one source call a level, at most `beam`
-rows each; a node outside the best so far is not expanded.
+rows each; a node outside the best so far, or less likely than the budget says is worth a level, is not expanded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TopK:
         for token, budget in zip(pending, budgets, strict=True):
             limit = budget & Budget(budget.nodes, self.depth)
             looked_at = limit.nodes * (limit.depth + 1)  # at most `nodes` at each level; the best of all are kept
-            rules.append(_Ranked(Growth(token, Budget(looked_at, limit.depth), None), limit.nodes, self))
+            rules.append(_Ranked(Growth(token, Budget(looked_at, limit.depth), None), limit.nodes, limit.least, self))
         unroll(source, slots, rules)
         return [rule.tree(source.name) for rule in rules]
 
@@ -45,6 +45,7 @@ class TopK:
 class _Ranked:
     growth: Growth
     keep: int
+    least: float
     options: TopK
     _values: list[float] = field(default_factory=lambda: [1.0])  # per node
 
@@ -66,7 +67,7 @@ class _Ranked:
         self._values += flat[best].tolist()
         last = sorted(self._values, reverse=True)[min(self.keep, len(self._values) - 1)]
         fresh = range(first, min(len(self._values), first + self.options.beam))
-        return [node for node in fresh if self._values[node] >= last]
+        return [node for node in fresh if self._values[node] >= max(last, self.least)]
 
     def tree(self, origin: str) -> TokenTree:
         order = sorted(range(1, len(self._values)), key=lambda node: -self._values[node])  # of equals, the parent

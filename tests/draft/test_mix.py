@@ -15,7 +15,7 @@ from outrider.check.exhaustive import CASES, CONTEXT, TOLERANCE, Case, _Text, di
 from outrider.check.toy import ToySource
 from outrider.draft.evidence import Evidence, union
 from outrider.draft.grown import Grown
-from outrider.draft.mix import Mix
+from outrider.draft.mix import Mix, _levels
 from outrider.draft.rehearsal import rehearse
 from outrider.grow.kary import KAry
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, Scores, StepRecord, Verdict
@@ -317,3 +317,9 @@ def test_what_was_learnt_comes_back_and_can_be_forgotten() -> None:
     assert np.array_equal(other.evidence.counts, mix.evidence.counts) and other.evidence.counts.any()
     other.forget()
     assert not other.evidence.counts.any()
+
+
+def test_a_dear_part_that_stopped_early_is_charged_for_the_levels_it_ran() -> None:
+    tree = weighted([(2, 3, 4)], 0.5)
+    assert [_levels(tree, Budget(8, 6, least)) for least in (0.0, 0.2, 0.4, 0.9)] == [4, 3, 2, 1]
+    assert _levels(tree, Budget(8, 2, 0.2)) == 2

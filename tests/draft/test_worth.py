@@ -94,6 +94,28 @@ def test_a_depth_that_was_never_tried_is_taken_as_its_share_of_a_deeper_one() ->
     assert worth.seconds(6) == pytest.approx([0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     worth.time(2, 0.1)
     assert worth.seconds(3) == pytest.approx([0, 0.1 * 2 / 3, 0.1, 0.4])
+    worth.time(3, 9.0)  # once, and something else ran
+    assert worth.seconds(6)[3] == pytest.approx(0.5)
+
+
+def test_a_proposal_after_a_pause_does_not_make_a_depth_look_dearer() -> None:
+    """It had text to catch up with."""
+    worth = Worth(6)
+    worth.time(2, 9.0)
+    assert worth.seconds(2)[2] == 9.0  # better than nothing
+    worth.time(2, 1.0)
+    for _ in range(5):
+        worth.time(0, 0.0)
+        worth.time(2, 9.0)
+    assert worth.seconds(2)[2] == 1.0
+
+
+def test_where_plain_steps_are_fast_only_likely_paths_are_worth_another_level() -> None:
+    worth = Worth(6)
+    assert worth.least(1.0) == 0.0  # nothing is known of its time
+    worth.time(6, 0.7)
+    assert worth.least(1.0) == pytest.approx(0.2) and worth.least(2.0) == pytest.approx(0.1)
+    assert worth.least(0.001) <= 0.9
 
 
 def test_no_more_candidates_are_asked_for_than_twice_those_in_use() -> None:

@@ -59,6 +59,16 @@ def test_keeping_the_last_level_instead_of_the_best_would_be_seen(monkeypatch) -
     assert worth(lm, tree) < best(lm, 10, 3) - 1e-3
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), least=st.floats(0.0, 1.0))
+def test_every_path_that_is_worth_another_level_gets_one_and_no_other_does(seed: int, least: float) -> None:
+    lm = ToyLM(3, seed=seed)
+    tree = grow_tree(TopK(beam=64, branch=3, depth=3), lm, Budget(39, 3, least), None)
+    inner = {tuple(tree.path_tokens(node)) for node in range(1, len(tree)) if tree.children(node)}
+    shallow = [path for d in (1, 2) for path in product(range(3), repeat=d)]
+    assert inner == {path for path in shallow if chance(lm, path) >= least}
+
+
 def test_the_beam_bounds_the_rows_of_each_source_call() -> None:
     sizes: list[int] = []
     original = ToySource.extend
