@@ -65,3 +65,10 @@ def test_as_many_new_steps_as_are_enough_outweigh_the_old() -> None:
     for seconds in (3.0,) * 20 + (1.0,) * ENOUGH:
         cost.add(1, 1, seconds)
     assert cost.seconds(1, 0) == pytest.approx([1.0])
+
+
+def test_sizes_up_to_the_same_power_of_two_learn_together() -> None:
+    cost = StepCost(curve)
+    for rows in (5, 6, 8):
+        cost.add(rows, 1, 2 * curve(rows))
+    assert cost.seconds(1, 7)[6] == pytest.approx(2 * curve(7))
