@@ -43,11 +43,11 @@ PEERS = {
     for info in (
         PeerInfo("transformers", "transformers", ("plain", "prompt-lookup", "assisted")),
         PeerInfo(
-            "llama-cpp-python", "llama_cpp", ("plain", "prompt-lookup", "plain-f32"), ("llama-cpp-python",),
+            "llama-cpp-python", "llama_cpp", ("plain", "prompt-lookup", "plain-f32", "plain-q8"), ("llama-cpp-python",),
             compiled=True, note="its prompt lookup can change greedy output",
         ),
         PeerInfo(
-            "openvino-genai", "openvino_genai", ("plain", "prompt-lookup"), ("openvino-genai",),
+            "openvino-genai", "openvino_genai", ("plain", "prompt-lookup", "plain-q8"), ("openvino-genai",),
             note="quantises the cache by default; rounds the offsets of Q4_1 weights when it reads them",
         ),
         PeerInfo(

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from outrider import methods
 from outrider.bench.contenders import BASELINE, Contender, Spec, method_contender, parse_specs
-from outrider.bench.dense import dense_gguf
 from outrider.bench.environments import PEERS, PeerInfo, find_peer, installed_peers, python_of
 from outrider.bench.peer import PeerRunner, Processes
+from outrider.bench.twin import Kind, twin_gguf
 from outrider.errors import InputError
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
 
+TWINS: dict[str, tuple[Kind, str]] = {  # by mode: the GGUF file's weights in another kind
+    "plain-f32": ("f32", "the same values, float32"),
+    "plain-q8": ("q8", "the same values rounded to Q8_0"),
+}
 YARDSTICKS = "yardstick"  # a family that is measured by name only
 
 
@@ -115,7 +119,11 @@ def peer_settings(
         gguf = str(_embedded_gguf())
     if gguf is not None and not Path(gguf).is_file():
         raise InputError(f"--gguf {gguf}: no such file; give the path of an existing one")
-    dense = dense_gguf(Path(gguf)) if gguf and any(spec.mode == "plain-f32" for spec in asked.peers) else None
+    twins = {}
+    for mode, (kind, words) in TWINS.items():
+        if gguf and any(spec.mode == mode for spec in asked.peers):
+            twin = twin_gguf(Path(gguf), kind)
+            twins[mode] = {"gguf": str(twin), "gguf_kind": words, "gguf_bytes": twin.stat().st_size}
     if draft is None and any(spec.mode == "assisted" for spec in asked.peers):
         draft = _shipped_draft(engine)
     return {
@@ -129,9 +137,7 @@ def peer_settings(
         "gguf": gguf,
         "gguf_kind": f"{Path(gguf).stem.rpartition('.')[2]} of the GGUF file" if gguf else None,
         "gguf_bytes": Path(gguf).stat().st_size if gguf else None,
-        "dense": str(dense) if dense else None,
-        "dense_kind": "the same values, float32",
-        "dense_bytes": dense.stat().st_size if dense else None,
+        "twins": twins,
         "draft": draft,
         **traffic(engine.loaded.model),
     }

@@ -17,6 +17,7 @@ from outrider.bench.environments import PEERS, PeerInfo, find_peer, installed_pe
 from outrider.bench.floor import runtime_traffic, traffic
 from outrider.bench.peer import Processes
 from outrider.bench.systems import parse_systems, peer_contender
+from outrider.bench.twin import Kind, twin_gguf
 from outrider.errors import InputError, UnknownName
 
 FAKE = PeerInfo("fake", "fake", ("plain", "fast"), ("fake-package",), remove=("harmful",), compiled=True)
@@ -112,27 +113,31 @@ def test_peers_are_known_by_name() -> None:
     assert find_peer("transformers") in installed_peers() and python_of(find_peer("transformers"))
 
 
-def test_a_dequantised_gguf_holds_the_same_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+def test_a_gguf_in_another_kind_holds_the_same_values(tmp_path: Path, kind: Kind) -> None:
     gguf = pytest.importorskip("gguf")
-    from outrider.bench.dense import dense_gguf
-
     path = tmp_path / "small.gguf"
     values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-    packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_1)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 3)
     writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    writer.add_tensor("w", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("w", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("norm", values[0])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    made = gguf.GGUFReader(dense_gguf(path, tmp_path))
+    made = gguf.GGUFReader(twin_gguf(path, kind, tmp_path))
     assert made.fields["llama.block_count"].contents() == 3
     assert made.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
-    (tensor,) = made.tensors
-    assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
-    np.testing.assert_array_equal(tensor.data, gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
+    own = {tensor.name: tensor for tensor in made.tensors}
+    np.testing.assert_array_equal(own["norm"].data, values[0])
+    kinds = gguf.GGMLQuantizationType
+    assert own["w"].tensor_type == (kinds.F32 if kind == "f32" else kinds.Q8_0)
+    got = gguf.quants.dequantize(own["w"].data, own["w"].tensor_type)
+    expected = gguf.quants.dequantize(packed, kinds.Q4_1)
+    assert np.abs(got - expected).max() <= (0.0 if kind == "f32" else np.abs(expected).max() / 127)
 
 
 @pytest.mark.parametrize("tied", [True, False])

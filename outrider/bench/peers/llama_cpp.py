@@ -1,7 +1,7 @@
 """llama-cpp-python: plain decoding and its prompt lookup, from a GGUF file as it is.
 
-The mode plain-f32 reads the same file dequantised. Its prompt lookup can change greedy output, so it is no
-oracle; the bench reports how often it does.
+The modes plain-f32 and plain-q8 read the same file with its weights in float32 or eight bits. Its prompt lookup can
+change greedy output, so it is no oracle; the bench reports how often it does.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Peer:
         if not settings.get("gguf"):
             raise UnsupportedOperation("llama-cpp-python needs the model as a GGUF file; name one with --gguf")
         self.mode = mode
-        which = "dense" if mode == "plain-f32" else "gguf"
+        file = settings["twins"].get(mode, settings)
         on_cpu = settings["device"] == "cpu"
         draft = None
         if mode == "prompt-lookup":
             tokens = LOOKUP_TOKENS_CPU if on_cpu else LOOKUP_TOKENS
             draft = LlamaPromptLookupDecoding(max_ngram_size=LOOKUP_NGRAM, num_pred_tokens=tokens)
         self.model = llama_cpp.Llama(
-            settings[which], n_ctx=settings["max_context"], n_threads=settings.get("threads") or None,
+            file["gguf"], n_ctx=settings["max_context"], n_threads=settings.get("threads") or None,
             n_threads_batch=settings.get("threads") or None, n_gpu_layers=0 if on_cpu else -1, draft_model=draft,
             verbose=False,
         )  # fmt: skip
         self.facts = {
-            "version": llama_cpp.__version__, "dtype": "its defaults", "weights": settings[f"{which}_kind"],
-            "weight_bytes": settings[f"{which}_bytes"],
+            "version": llama_cpp.__version__, "dtype": "its defaults", "weights": file["gguf_kind"],
+            "weight_bytes": file["gguf_bytes"],
         }  # fmt: skip
         self.forwards = 0
         self._eval = self.model.eval

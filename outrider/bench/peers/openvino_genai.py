@@ -1,7 +1,7 @@
 """openvino-genai: plain decoding and prompt lookup, step by step through its continuous batching, from a GGUF file.
 
-Reads the GGUF itself, the quantised kinds but not float32. Its defaults are kept, a quantised cache among them: two of
-its modes can give different greedy texts.
+Reads the GGUF itself, the quantised kinds but not float32; the mode plain-q8 reads it with weights of eight bits. Its
+defaults are kept, a quantised cache among them: two of its modes can give different greedy texts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Peer:
         if not settings.get("gguf"):
             raise UnsupportedOperation("openvino-genai needs the model as a GGUF file; name one with --gguf")
         self.mode = mode
+        file = settings["twins"].get(mode, settings)
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
         scheduler.enable_prefix_caching = False  # rounds repeat prompts
@@ -37,10 +38,10 @@ class Peer:
         properties: dict[str, Any] = {"prompt_lookup": True} if mode == "prompt-lookup" else {}
         if settings.get("threads"):
             properties["INFERENCE_NUM_THREADS"] = settings["threads"]
-        self.pipeline = genai.ContinuousBatchingPipeline(settings["gguf"], scheduler, "CPU", properties)
+        self.pipeline = genai.ContinuousBatchingPipeline(file["gguf"], scheduler, "CPU", properties)
         self.facts = {
-            "version": genai.__version__, "dtype": "its defaults", "weights": settings["gguf_kind"],
-            "weight_bytes": settings["gguf_bytes"],
+            "version": genai.__version__, "dtype": "its defaults", "weights": file["gguf_kind"],
+            "weight_bytes": file["gguf_bytes"],
         }  # fmt: skip
         self.requests = 0
 
