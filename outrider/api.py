@@ -18,7 +18,7 @@ from outrider.errors import InputError
 from outrider.generation import Generation
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
-from outrider.protocols import Constraint, Recipe, Target
+from outrider.protocols import Constraint, Prepares, Recipe, Target
 from outrider.sampling import SamplingParams
 from outrider.text import token_decoder
 
@@ -223,8 +223,8 @@ class Outrider:
     def prepare(self, contexts: Sequence[int] = (512,)) -> None:
         """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
         measure. Takes seconds where there is something to make (OpenVINO compiles steps of fixed shapes)."""
-        if prepare := getattr(self.target, "prepare", None):
-            prepare(contexts)
+        if isinstance(self.target, Prepares):
+            self.target.prepare(contexts)
 
     def close(self) -> None:
         """Cancel what runs, free the cache, and keep the memory where a file was given for it."""

@@ -202,6 +202,13 @@ class Target(Protocol):
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None: ...  # pending token and path stay
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A target that can make ready beforehand what it would otherwise make once that has paid. Optional."""
+
+    def prepare(self, contexts: Sequence[int]) -> None: ...  # for single texts of so many tokens, usual ones first
+
+
 class Source(Protocol):
     """A drafter's inner next-token law, unrolled by a grower one tree level at a time over the whole batch."""
 
@@ -254,7 +261,7 @@ class Remembers(Protocol):
 
     def memory(self) -> dict[str, NDArray[Any]]: ...  # all that is worth keeping; copies or read-only views
     def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None: ...  # replaces what is there; InputError: no fit
-    def forget(self) -> None: ...  # as new; running sequences go on
+    def forget(self) -> None: ...  # all that texts have taught; running sequences go on
 
 
 class Verifier(Protocol):

@@ -14,8 +14,9 @@ from transformers import LlamaForCausalLM
 
 pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
 
-from outrider.protocols import Needs
+from outrider.protocols import Needs, Prepares
 from outrider.target import openvino
+from outrider.target.eager import TransformersTarget
 from outrider.target.openvino import OpenVINOTarget
 from outrider.target.openvino_convert import BLOCK, PRECISIONS, compressed, trace, traits
 from outrider.target.openvino_fixed import MOST, FixedShapes
@@ -242,3 +243,7 @@ def test_the_one_used_longest_ago_makes_room() -> None:
     assert shapes.find(1, 0) and shapes.find(1, 99) and shapes.find(1, 1) is None
     shapes.missed(1, 1, 0.4)
     assert not shapes._coming  # it has to pay anew
+
+
+def test_the_engine_knows_which_targets_prepare() -> None:
+    assert issubclass(OpenVINOTarget, Prepares) and not issubclass(TransformersTarget, Prepares)
