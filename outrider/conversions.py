@@ -16,14 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from platformdirs import user_cache_path
 from rich.progress import Progress
-from torch import Tensor
 
 from outrider.models.convert import is_complete, kept
 from outrider.models.load import fingerprint
 from outrider.recipes.common import told_if_slow
+from outrider.target.weights import bits
 
 log = logging.getLogger("outrider")
 ORIGIN = "origin.json"  # beside a graph: which model in which form, and the versions that made it
@@ -98,25 +97,13 @@ def _numbers(version: str) -> list[int]:
 
 def identity_of(model: Any) -> list[str]:
     """Weights and configuration: what decides the model's output. Reads all weights."""
-    return [fingerprint(model), *kind_of(model), digest([_bits(p) for p in model.parameters()])]
+    return [fingerprint(model), *kind_of(model), digest([bits(p) for p in model.parameters()])]
 
 
 def kind_of(model: Any) -> list[str]:
     """What decides the work of a forward, whatever the weights."""
     config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_") and k not in VOLATILE}
     return [type(model).__name__, digest(config)]
-
-
-def _bits(weight: Tensor) -> int:
-    """The sum of a tensor's bit patterns: a fingerprint looks at a few values, training may change any."""
-    if weight.is_meta or not weight.is_floating_point():
-        return weight.numel()
-    return int(
-        weight.detach()
-        .contiguous()
-        .view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize])
-        .sum()
-    )
 
 
 def digest(value: Any) -> str:

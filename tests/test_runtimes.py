@@ -159,7 +159,7 @@ def test_a_trial_is_remembered_for_the_kind_of_model_and_reads_no_weights(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("outrider.conversions._bits", lambda weight: pytest.fail("weights were read"))
+    monkeypatch.setattr("outrider.conversions.bits", lambda weight: pytest.fail("weights were read"))
     tried: list[set[str]] = []
     monkeypatch.setattr(trial, "trial", lambda targets: tried.append(set(targets)) or {"a": 1.0, "b": 2.0})
 

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from outrider.target.weights import bits
+
 log = logging.getLogger(__name__)
 
 ROWS = 8  # the number of rows the layout is chosen for
-_packs: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> packed weight: models that share weights share packs
+_packs: WeakIdKeyDictionary = WeakIdKeyDictionary()  # weight -> its bits, packed: models that share weights share packs
 _small_packs: WeakIdKeyDictionary = WeakIdKeyDictionary()  # the same in eight bits
 
 
@@ -63,15 +65,22 @@ def _supported() -> bool:
 
 def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     weight, bias = layer.weight, layer.bias
-    if weight not in _packs:
-        _packs[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
-    packed, multiply = _packs[weight], torch.ops.mkldnn._linear_pointwise.default
+    packed = _pack(_packs, weight, lambda: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS))
+    multiply = torch.ops.mkldnn._linear_pointwise.default
     nothing: list[Any] = []
 
     def forward(x: Tensor) -> Tensor:
         return multiply(x, packed, bias, "none", nothing, "")
 
     return forward
+
+
+def _pack(packs: WeakIdKeyDictionary, weight: Tensor, make: Callable[[], Any]) -> Any:
+    """Changes `packs`: made once, and again where the weight was changed in place since."""
+    now = bits(weight)
+    if weight not in packs or packs[weight][0] != now:
+        packs[weight] = now, make()
+    return packs[weight][1]
 
 
 def _eight_bits_supported() -> bool:
@@ -81,9 +90,8 @@ def _eight_bits_supported() -> bool:
 def _small_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Weights with a scale a row, activations with one for the whole call."""
     weight, bias = layer.weight, layer.bias
-    if weight not in _small_packs:
-        _small_packs[weight] = _small(weight.detach(), bias)
-    packed, multiply = _small_packs[weight], torch.ops.quantized.linear_dynamic.default
+    packed = _pack(_small_packs, weight, lambda: _small(weight.detach(), bias))
+    multiply = torch.ops.quantized.linear_dynamic.default
 
     def forward(x: Tensor) -> Tensor:
         return multiply(x, packed, False)

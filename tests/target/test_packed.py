@@ -45,6 +45,16 @@ def test_models_that_share_weights_share_packs() -> None:
     assert len(packed._packs) == before + 1  # the second layer only
 
 
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_weights_that_were_changed_in_place_are_packed_again(eight_bits: bool) -> None:
+    model, x = network(), torch.randn(2, 48)
+    PackedLinears(model, eight_bits=eight_bits)
+    model[2].weight.data.mul_(-3.0)  # as fine-tuning does; no version counter sees it
+    want = model(x)
+    with PackedLinears(model, eight_bits=eight_bits).active(), torch.inference_mode():
+        torch.testing.assert_close(model(x), want, atol=0.03 * float(want.abs().max()), rtol=0.0)
+
+
 def test_packs_die_with_their_weights() -> None:
     before = len(packed._packs)
     model = network()
