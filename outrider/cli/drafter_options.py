@@ -26,3 +26,11 @@ def numbers(name: str, text: str) -> list[float]:
     if not found or not all(number >= 0 and math.isfinite(number) for number in found):
         raise InputError(f"{name} {text}: write numbers such as 16,32")
     return found
+
+
+def one_process(command: str) -> None:
+    """Refuses to write text under a launcher of several processes."""
+    from outrider.train.crew import crew
+
+    if crew().device is not None:
+        raise InputError(f"text is written by one process; run `outrider train {command}` without a launcher")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers, one_process
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -41,12 +41,10 @@ def on_policy(
         raise InputError("--block and --batch must be above zero, --sequences zero or more")
     heats = tuple(numbers("--temperatures", temperatures))
     from outrider.models import load_model
-    from outrider.train.crew import crew
     from outrider.train.on_policy import OnPolicyPlan, write_on_policy
     from outrider.train.selfdata import read_data
 
-    if crew().device is not None:
-        raise InputError("text is written by one process; run `outrider train on-policy` without a launcher")
+    one_process("on-policy")
     target = load_model(model, device=device, dtype=dtype)
     plan = OnPolicyPlan(share, sequences, heats, block, batch, seed=seed)
     with progress_bar() as show:

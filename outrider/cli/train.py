@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers, one_process
 from outrider.cli.on_policy import on_policy
 from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
@@ -79,11 +79,9 @@ def data(
         raise InputError("--length and --shard must be above zero, --about-every zero or more")
     heats = tuple(numbers("--temperatures", temperatures))
     from outrider.models import load_model
-    from outrider.train.crew import crew
     from outrider.train.selfdata import DataPlan, write_data
 
-    if crew().device is not None:
-        raise InputError("text is written by one process; run `outrider train data` without a launcher")
+    one_process("data")
     target = load_model(model, device=device, dtype=dtype)
     plan = DataPlan(wanted, length, shard, heats, about_every=about_every, seed=seed)
     with progress_bar() as show:

@@ -30,27 +30,22 @@ class Pace:
     doubt: float = 1.3  # below so many times its speed old figures of plain decoding are taken afresh
     old: int = 256  # steps that make them old; four times as many whatever the speed
     resting: int = LOOK  # plain steps still to come; the first ones are to compare with
+    plain: bool = False  # the last step was plain, nothing was drafted for it, and it was as fast as plain steps are
     _patience: int = 0  # length of the last rest; 0: none yet
     _in_a_row: int = SETTLED  # plain steps; nothing wide was there before the first step
     _age: int = 0  # steps since plain decoding was timed
     _unseen: int = 0  # steps since it was last looked at, whatever was seen
     _due: int = 32  # steps after which a new text begins with a look; twice as many after each, up to half of `old`
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds of a step
-    _counts: bool = False
     _tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
-
-    @property
-    def plain(self) -> bool:
-        """The last step was plain, nothing was drafted for it, and it was as fast as plain steps are."""
-        return self._counts
 
     def add(self, wide: bool, drafted: bool, batch: int, tokens: int, seconds: float) -> None:
         """Changes state: a step gave `tokens`; `wide`: it had candidates, `drafted`: they were asked for."""
         self._in_a_row = 0 if wide else self._in_a_row + 1
         self._age, self._unseen = self._age + 1, self._unseen + 1
         faster = not self._plain or seconds < typical(self._plain)
-        self._counts = not wide and not drafted and (self._in_a_row > SETTLED or faster)
-        if self._counts:
+        self.plain = not wide and not drafted and (self._in_a_row > SETTLED or faster)
+        if self.plain:
             self._plain.append(seconds)
             self._age = self._unseen = 0
         if self.resting:

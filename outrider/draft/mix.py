@@ -124,7 +124,7 @@ class Mix:
         able = [i for i, depth in enumerate(depths) if depth > 0]
         begun, levels = time.perf_counter(), [0] * len(slots)
         if able:
-            least = worth.least(float(self.seconds(len(slots), 0)[0]) / len(slots))
+            least = worth.least(float(self.seconds(len(slots), 0)[0]))
             own = [Budget(worth.nodes(budgets[i].nodes), depths[i], least) for i in able]
             for i, tree in zip(
                 able, part.propose([slots[i] for i in able], own, [noise[i] for i in able]), strict=True
@@ -288,6 +288,8 @@ class _Apart:
 
 def _levels(tree: TokenTree, budget: Budget) -> int:
     """How often the drafter ran for this tree: below every path that was worth it, within the depth it was asked."""
+    if not tree.candidates:
+        return 0  # it knew nothing yet
     worth_it = tree.depths if tree.weights is None else tree.depths[tree.weights >= budget.least]
     return min(1 + int(worth_it.max(initial=0)), budget.depth)
 

@@ -89,7 +89,8 @@ class Worth:
     def least(self, plain: float) -> float:
         """How likely a path must be to be worth another level, where a step without candidates takes so long.
 
-        A level must bring more tokens than plain steps would in its time; what follows a path is less likely still.
+        A level must bring more tokens than plain steps would in its time, each sequence its own share of both; what
+        follows a path is less likely still.
         """
         return min(2 * float(self.seconds(self.deepest)[-1]) / (self.deepest + 1) / plain, 0.9)
 

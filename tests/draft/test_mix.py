@@ -19,7 +19,7 @@ from outrider.draft.mix import Mix, _levels
 from outrider.draft.rehearsal import rehearse
 from outrider.grow.kary import KAry
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, Scores, StepRecord, Verdict
-from outrider.tree import TokenTree, from_paths
+from outrider.tree import TokenTree, from_paths, root
 from outrider.verify.recursive import Recursive
 
 Paths = list[tuple[int, ...]]
@@ -323,3 +323,13 @@ def test_a_dear_part_that_stopped_early_is_charged_for_the_levels_it_ran() -> No
     tree = weighted([(2, 3, 4)], 0.5)
     assert [_levels(tree, Budget(8, 6, least)) for least in (0.0, 0.2, 0.4, 0.9)] == [4, 3, 2, 1]
     assert _levels(tree, Budget(8, 2, 0.2)) == 2
+    assert _levels(root(PENDING), Budget(8, 6)) == 0  # it knew nothing, which takes no time
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_what_a_path_must_be_worth_does_not_grow_with_the_batch_that_shares_a_level(batch: int) -> None:
+    dear = Counted(lambda: [(2, 2)], 0.7)
+    mix = mix_of(dear, dear=1, slots=batch, seconds=flat)
+    mix.worths[0].time(6, 0.7)
+    mix.propose(range(batch), [Budget(16, 6)] * batch, [None] * batch)  # type: ignore[list-item]
+    assert [budget.least for budget in dear.asked] == pytest.approx([0.2] * batch)
