@@ -18,7 +18,7 @@ from outrider.errors import InputError
 from outrider.generation import Generation
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
-from outrider.protocols import Constraint, Prepares, Recipe, Target
+from outrider.protocols import Constraint, Needs, Prepares, Recipe, Target
 from outrider.sampling import SamplingParams
 from outrider.text import token_decoder
 
@@ -89,6 +89,7 @@ class Outrider:
                 model, self.target, **{**limits, "max_context": self.target.max_context}
             ),
         )  # fmt: skip
+        self._needs = Needs()  # of all methods that were made ready
         self._recipes: dict[str, Recipe] = {method: self._build(method, options)}
         decode = token_decoder(loaded.tokenizer) if loaded.tokenizer is not None else None
         self.engine = Engine(
@@ -114,6 +115,10 @@ class Outrider:
     def _build(self, name: str, options: Mapping[str, Any] | None = None) -> Recipe:
         recipe = methods.build(name, self._parts, options)
         recall(recipe.drafter, self._kept)
+        if recipe.drafter is not None:
+            self._needs |= recipe.drafter.needs
+            if isinstance(self.target, Prepares):
+                self.target.prepare((), recipe.drafter.needs)
         return recipe
 
     def save_memory(self, path: str | Path | None = None) -> None:
@@ -224,7 +229,7 @@ class Outrider:
         """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
         measure. Takes seconds where there is something to make (OpenVINO compiles steps of fixed shapes)."""
         if isinstance(self.target, Prepares):
-            self.target.prepare(contexts)
+            self.target.prepare(contexts, self._needs)
 
     def close(self) -> None:
         """Cancel what runs, free the cache, and keep the memory where a file was given for it."""

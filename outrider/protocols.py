@@ -33,6 +33,9 @@ class Needs:
         return Needs(self.logits or other.logits, hidden, max(self.top, other.top))
 
 
+NO_NEEDS = Needs()
+
+
 @dataclass(frozen=True, slots=True)
 class TopRows:
     """Per row, likeliest first; the id is -1 and the log-probability -inf where the row has no further token."""
@@ -204,9 +207,11 @@ class Target(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A target that can make ready beforehand what it would otherwise make once that has paid. Optional."""
+    """A target that can make ready beforehand what it would otherwise make when it is needed or has paid. Optional."""
 
-    def prepare(self, contexts: Sequence[int]) -> None: ...  # for single texts of so many tokens, usual ones first
+    def prepare(
+        self, contexts: Sequence[int], needs: Needs
+    ) -> None: ...  # steps that bring `needs`, of single texts of so many tokens, usual ones first
 
 
 class Source(Protocol):

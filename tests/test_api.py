@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import outrider
+from outrider import runtimes
 from outrider.api import Outrider
 from outrider.errors import InputError, UnknownName
 from outrider.generation import FinishReason
+from outrider.protocols import Needs
+from outrider.target.eager import TransformersTarget
 
 PROMPTS = [
     "Repeat this twice: the quick brown fox jumps over the lazy dog.",
@@ -171,3 +174,19 @@ def test_the_public_names_are_there() -> None:
         assert getattr(outrider, name) is not None
     with pytest.raises(AttributeError):
         outrider.nonsense  # noqa: B018
+
+
+def test_a_target_is_told_what_its_methods_need_before_the_first_text(smollm2, monkeypatch) -> None:
+    told = []
+
+    class Preparing(TransformersTarget):
+        def prepare(self, *given: object) -> None:
+            told.append(given)
+
+    monkeypatch.setattr(runtimes, "build", lambda model, runtime, precision, **limits: Preparing(model, **limits))
+    engine = Outrider(smollm2, "plain", limits={"max_context": 256})
+    assert not told
+    layers = engine.recipe("eagle3", {"budget": 4}).drafter.needs.hidden
+    assert len(layers) == 3 and told == [((), Needs(hidden=layers))]
+    engine.prepare([64])
+    assert told[1:] == [([64], Needs(hidden=layers))]

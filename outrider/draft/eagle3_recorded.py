@@ -133,9 +133,14 @@ class Recording:
             self._keys, self._made = self.cache.whole[0], {}
         key = (batch, depth, keep)
         if key not in self._made:
-            forward = _Proposal(self, self._inputs[batch], *key)
-            self._made[key] = forward, self.record(forward) if self.record is not None else forward
+            for own in sorted({depth, *range(2, deepest, 2), deepest}):  # at once, not each in the middle of a text
+                self._make(batch, own, keep)
         return Candidates(self._made[key][1]().cpu().numpy(), first_of_level(self.beam, self.branch, depth))
+
+    def _make(self, batch: int, depth: int, keep: int) -> None:
+        if (batch, depth, keep) not in self._made:
+            forward = _Proposal(self, self._inputs[batch], batch, depth, keep)
+            self._made[batch, depth, keep] = forward, self.record(forward) if self.record is not None else forward
 
 
 def expanded(beam: int, branch: int, depth: int) -> list[int]:

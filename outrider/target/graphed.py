@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from outrider.errors import InputError, UnsupportedModel
-from outrider.protocols import Needs, Scores
+from outrider.protocols import NO_NEEDS, Needs, Scores
 from outrider.target import graphed_reference as reference
 from outrider.target.adapter import switched
 from outrider.target.eager import TransformersTarget
@@ -82,8 +82,8 @@ class GraphedTarget(TransformersTarget):
         self._fusion = Fusion(model, self._ops, self._probe) if fuse else None
         self._check()
         self._compare()
-        if warm_up and self.capture:
-            self.warm_up()
+        if warm_up:
+            self.prepare(())
 
     @torch.inference_mode()
     def _probe(self) -> object:
@@ -131,11 +131,11 @@ class GraphedTarget(TransformersTarget):
                 f"{name} comes out differently as a graph ({worst:.1e} of the largest logit); use the runtime eager"
             )
 
-    def warm_up(self, batches: Sequence[int] = (1,), rows: Sequence[int] = ROWS[:-1]) -> None:
-        """Record these buckets now; a bar shows how far it is."""
-        wanted = [(b, r) for b in batches for r in rows if b <= self.slots and r <= self.max_rows]
-        for batch, count in tracked(wanted, "recording steps"):
-            self._step(batch, count, ())
+    def prepare(self, contexts: Sequence[int], needs: Needs = NO_NEEDS) -> None:
+        """Record the steps of one sequence that bring these now, not each in the middle of a text; any length fits."""
+        sizes = [r for r in ROWS[:-1] if r <= self.max_rows and (1, r, needs.hidden, needs.top) not in self._steps]
+        for rows in tracked(sizes, "recording steps"):
+            self._step(1, rows, needs.hidden, needs.top)
 
     # Slots
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.protocols import Needs, Scores
+from outrider.protocols import NO_NEEDS, Needs, Scores
 from outrider.target.eager import TransformersTarget
 from outrider.target.openvino_cache import Layout, RowCache, stride
 from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, multiplied_bytes, traits
@@ -130,18 +130,24 @@ class OpenVINOTarget(TransformersTarget):
         """A graph holds the weights once more; most of what is free stays free."""
         return sum(w.nbytes for w in self.model.parameters()) < available() // 8
 
-    def prepare(self, contexts: Sequence[int]) -> None:
+    def prepare(self, contexts: Sequence[int], needs: Needs = NO_NEEDS) -> None:
         """Compile steps of single sequences of so many tokens now, usual lengths first; a bar shows how far it is."""
+        self._bring(needs)
         usual = Counter(stride(min(length, self.max_context) // BLOCK) for length in contexts).most_common()
         wanted = [(rows, blocks) for blocks, _ in usual for rows in ROWS if rows <= self.max_rows][:MOST]
         for shape in tracked(wanted if self._adapter.windowless else [], "compiling steps"):
             self._fixed.make_now(shape)
 
-    def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
+    def _bring(self, needs: Needs) -> dict[int, int]:
+        """Changes state: graphs give these hidden states from now on. By layer as asked for, the output's number."""
         hidden = {layer: layer % self._adapter.hidden for layer in needs.hidden}
         if not self._hidden.issuperset(hidden.values()):
             self._fixed.close()
             self._compile(self._hidden | set(hidden.values()))
+        return hidden
+
+    def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
+        hidden = self._bring(needs)
         for b in blocks:
             self._cache.settle(b.slot, b.length)
         scores: dict[int, Scores] = {}

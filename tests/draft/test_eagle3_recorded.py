@@ -318,6 +318,19 @@ def test_what_cannot_be_recorded_is_said_once_and_drafted_step_by_step(
     assert len([r for r in caplog.records if "no graph today" in r.message]) == 1
 
 
+def test_every_depth_is_recorded_with_the_first_proposal(loaded: Any, net: Any) -> None:
+    recorded = pair(net, loaded, depth=5)
+    loop = Loop(loaded, recorded, anything)
+    loop.open(PROMPTS[0])
+    loop.step([Budget(12, 1)])
+    made = recorded[0]._recording
+    assert made is not None and {depth for _, depth, _ in made._made} == {2, 4, 5}
+    forwards = dict(made._made)
+    for depth in (2, 3, 4, 5, 1):
+        loop.step([Budget(12, depth)])
+    assert made._made == forwards and loop.compared == 6  # nothing was recorded in the middle of the text
+
+
 def test_a_network_that_is_exchanged_is_recorded_anew(loaded: Any, net: Any) -> None:
     drafters = pair(net, loaded)
     loop = Loop(loaded, drafters, anything)

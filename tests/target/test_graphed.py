@@ -302,3 +302,17 @@ def test_what_asks_the_device_falls_back_and_leaves_torch_whole(caplog: pytest.L
     assert type(made) is TransformersTarget
     assert "runtime graphs is left out" in caplog.text
     torch.randn(3, device=DEVICE)  # a capture that failed would have left the generator unusable
+
+
+def test_steps_that_were_prepared_are_not_recorded_in_the_middle_of_a_text(target: GraphedTarget) -> None:
+    needs = Needs(hidden=(1, 2), top=4)
+    target.prepare((), needs)
+    known = set(target._steps)
+    assert {rows for _, rows, hidden, top in known if (hidden, top) == ((1, 2), 4)} == {1, 2, 4, 8, 16}
+    slot = open_slot(target)
+    for tree in (root(3), fixed(TREE.tokens[:2], TREE.parents[:2]), TREE):
+        assert set(target.verify([slot], [tree], needs)[0].hidden) == {1, 2}
+    assert set(target._steps) == known
+    before = dict(target._steps)
+    target.prepare((100, 300), needs)
+    assert target._steps == before

@@ -113,6 +113,18 @@ def test_hidden_states_come_from_fixed_shapes_too(
     assert made
 
 
+def test_steps_prepared_with_hidden_states_are_still_there_when_a_drafter_asks_for_them(
+    of: Callable[..., OpenVINOTarget], made: list[tuple[int, int]]
+) -> None:
+    target, needs = of(), Needs(hidden=(0, 2, -1))
+    target.prepare([100], needs)
+    compiled = set(target._fixed._ready)
+    made.clear()
+    for _ in range(2):
+        target.verify([open_slot(target)], [TREE], needs)
+    assert compiled and set(target._fixed._ready) == compiled and made
+
+
 def test_batches_and_steps_over_the_end_of_a_block_run_in_the_graph_of_any_shape(
     of: Callable[..., OpenVINOTarget], made: list[tuple[int, int]]
 ) -> None:
