@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from outrider import methods
 from outrider.errors import InputError, UnknownName
@@ -82,3 +84,11 @@ def test_installed_packages_register_through_the_entry_point_and_a_broken_one_is
     monkeypatch.setattr(methods.importlib.metadata, "entry_points", lambda group: entries)
     assert methods.find("theirs").family == "foreign"
     assert "bad could not be loaded" in caplog.text
+
+
+@pytest.mark.parametrize(("device", "given", "nodes"), [("cpu", 0, 32), ("cuda", 0, 63), ("cuda", 8, 8)])
+def test_mix_drafts_wider_where_wide_steps_cost_little(tiny_llama, device: str, given: int, nodes: int) -> None:
+    target = SimpleNamespace(device=torch.device(device), vocab_size=64)
+    parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
+    recipe = methods.build("mix", parts, {"parts": "suffix,predicted", "size": "budget", "budget": given})
+    assert recipe.controller.budget.nodes == nodes

@@ -64,6 +64,7 @@ def data(
     temperatures: Annotated[
         str, typer.Option("--temperatures", help="Of the answers; each sequence gets one of these.")
     ] = "0,0,0.7,0.7,1",
+    loop: Annotated[int, typer.Option("--loop", help="End a turn that has said so many tokens again; 0: never.")] = 24,
     seed: Annotated[int, typer.Option("--seed", help="Of the text.")] = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -75,15 +76,15 @@ def data(
     """
     check_json(json)
     wanted = parse_count(tokens)
-    if min(length, shard) < 1 or about_every < 0:
-        raise InputError("--length and --shard must be above zero, --about-every zero or more")
+    if min(length, shard) < 1 or min(about_every, loop) < 0:
+        raise InputError("--length and --shard must be above zero, --about-every and --loop zero or more")
     heats = tuple(numbers("--temperatures", temperatures))
     from outrider.models import load_model
     from outrider.train.selfdata import DataPlan, write_data
 
     one_process("data")
     target = load_model(model, device=device, dtype=dtype)
-    plan = DataPlan(wanted, length, shard, heats, about_every=about_every, seed=seed)
+    plan = DataPlan(wanted, length, shard, heats, loop=loop, about_every=about_every, seed=seed)
     with progress_bar() as show:
         text = write_data(target, plan, folder, lambda done, of: show(done, of, "writing text"))
     rows, all_rows = len(text.tokens), plan.shards * plan.batch

@@ -17,6 +17,7 @@ from outrider.recipes.common import VerifierName, at_least, controller, cost_cur
 
 MODEL_FREE = "suffix,token-recycling,predicted"
 TRAINED = "suffix,predicted,eagle3"  # a table of likely successors adds nothing to these but time
+SOME, MANY = 32, 63  # candidates; with the pending token the second fills a step of 64 rows
 DEAR = ("feature",)  # families whose candidates are point masses too, but cost a network's time
 
 
@@ -27,7 +28,7 @@ class MixOptions:
         f"methods whose candidates are merged, by name; auto: {TRAINED} where a drafter is shipped, else {MODEL_FREE}",
     )
     store: str = option("", "a store made by `outrider index build`, to draft from as well")
-    budget: int = option(32, "most candidates a step")
+    budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, where wide steps cost little, else {SOME}")
     depth: int = option(16, "how deep a tree may be")
     size: Literal["cost", "budget"] = option("cost", "cost: as many candidates as pay; budget: always all of them")
     combine: Literal["merge", "route"] = option("merge", "merge: all candidates in one tree; route: the surest tree")
@@ -40,8 +41,10 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
     from outrider.draft.mix import Mix
     from outrider.draft.rehearsal import rehearse
 
-    at_least("budget", options.budget, 1)
+    at_least("budget", options.budget, 0)
     at_least("depth", options.depth, 1)
+    usual = MANY if parts.target.device.type == "cuda" else SOME
+    options = dataclasses.replace(options, budget=options.budget or usual)
     listed = _default(parts) if options.parts == "auto" else options.parts
     names = [name.strip() for name in listed.split(",") if name.strip()]
     names += ["retrieval"] if options.store and "retrieval" not in names else []

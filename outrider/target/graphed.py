@@ -100,8 +100,9 @@ class GraphedTarget(TransformersTarget):
             step = self._step(1, 2, ())
             if step is None:
                 raise UnsupportedModel("no graph could be recorded")
-            step.fill([chain_block(0, 0, np.zeros(2, dtype=np.int64))], [[]])
-            step.run()
+            two = [chain_block(0, 0, np.zeros(2, dtype=np.int64))]
+            step.fill(two, [[]])
+            step.run(two)
         except UnsupportedModel:
             raise
         except Exception as error:
@@ -178,7 +179,7 @@ class GraphedTarget(TransformersTarget):
             if len(self._waiting.get(b.slot, ())) > MOVES:
                 self._settle([b.slot])
         step.fill(blocks, [self._waiting.pop(b.slot, []) for b in blocks])
-        return step.scores(blocks, step.run())
+        return step.run(blocks)
 
     def _bucket(self, blocks: Sequence[Block], needs: Needs) -> Step | None:
         """The step that holds these rows; None where they fit none."""

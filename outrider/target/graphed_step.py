@@ -66,6 +66,7 @@ class Step:
         self.layout = Layout(views["slots"], views["lengths"], views["nodes"], self.positions, views["words"])
         told = (2, batch, rows, top) if top else (1, batch, rows, 1)
         self._chosen = torch.zeros(told, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._told = torch.cuda.Event() if device.type == "cuda" else None  # what the host is told has arrived
         self.replay: Callable[[], Outputs]
         self._fields["places"][:] = cache.capacity - 1
         self._fields["sources"][:], self._fields["targets"][:] = -1, -1
@@ -95,34 +96,33 @@ class Step:
             for tensor in block:
                 self.ops.move_rows(tensor, self.layout.slots, self.sources, self.targets)
 
-    def run(self) -> Outputs:
-        """Changes state: one step on what was filled in."""
+    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+        """Changes state: one step on what was filled in. Scores are copies: the next step of this bucket writes over
+        its own. They are asked for while the device is busy, and nobody waits until they are made."""
+        count, rows = len(blocks), max(b.rows for b in blocks)
         self._device.copy_(self._host, non_blocking=True)
         out = self.replay()
         self._chosen.copy_(out.chosen, non_blocking=True)
-        if self._device.is_cuda:
-            torch.cuda.current_stream(self._device.device).synchronize()  # the only one of a step
-        return out
-
-    def record(self, forward: Callable[[], Outputs], pool: Any) -> None:
-        self._device.copy_(self._host, non_blocking=True)
-        self.replay = recorded(forward, self._device.device, pool)
-
-    def scores(self, blocks: Sequence[Block], out: Outputs) -> list[Scores]:
-        """Copies of the rows that are real: the next step of this bucket writes over its own."""
-        count, rows = len(blocks), max(b.rows for b in blocks)
-        logits = out.logits[:count, :rows].clone()
-        hidden = {layer: states[:count, :rows].clone() for layer, states in out.hidden.items()}
+        if self._told is not None:
+            self._told.record(torch.cuda.current_stream(self._device.device))
+        logits = out.logits[:count, :rows].clone().unbind(0)
+        hidden = {layer: states[:count, :rows].clone().unbind(0) for layer, states in out.hidden.items()}
+        if self._told is not None:
+            self._told.synchronize()  # the only one of a step
         chosen = self._chosen.numpy()[:, :count, :rows].copy()
-        likeliest, each = chosen[0, :, :, 0].tolist(), logits.unbind(0)
+        likeliest = chosen[0, :, :, 0].tolist()
         return [
             Scores(
-                each[i] if b.rows == rows else each[i][: b.rows],
-                {layer: states[i, : b.rows] for layer, states in hidden.items()}, tuple(likeliest[i][: b.rows]),
+                logits[i][: b.rows], {layer: states[i][: b.rows] for layer, states in hidden.items()},
+                tuple(likeliest[i][: b.rows]),
                 TopRows(chosen[0, i, : b.rows], chosen[1, i, : b.rows].view(np.float32)) if self.top else None,
             )
             for i, b in enumerate(blocks)
         ]  # fmt: skip
+
+    def record(self, forward: Callable[[], Outputs], pool: Any) -> None:
+        self._device.copy_(self._host, non_blocking=True)
+        self.replay = recorded(forward, self._device.device, pool)
 
     def hold(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> None:
         """Rows that the attention over this cache stores as it reads them."""

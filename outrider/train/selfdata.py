@@ -2,9 +2,10 @@
 
 All sequences of a shard run in step and have one length, so that no token is padding and no mask is needed; turn marks
 are forced, the rest is sampled. Answers follow the target's own law at a few temperatures; user turns are cut harder,
-with a hotter first token, since a small model's free-running users drift into nonsense. Every third shard is about
-answers of earlier ones. A shard depends only on the seed, its number and the shards before it, is whole or not there,
-and carries a checksum, so an interrupted run goes on where it was. No first user turn comes twice.
+with a hotter first token, since a small model's free-running users drift into nonsense; a turn that only repeats itself
+is ended. Every third shard is about answers of earlier ones. A shard depends only on the seed, its number and the
+shards before it, is whole or not there, and carries a checksum, so an interrupted run goes on where it was. No first
+user turn comes twice.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.train.dialogue import ANSWER, FORCED, USER, Dialogue, dialogue
+from outrider.train.loops import Loops
 from outrider.train.material import Answer, about, answers_in
 
 NEVER = -math.inf
@@ -48,6 +50,7 @@ class DataPlan:
     user_first_temperature: float = 1.5  # of a user turn's first token: what the turn is about
     user_min_p: float = 0.05
     most: int = 400  # tokens of a turn, before it is ended by force
+    loop: int = 24  # tokens said again within a turn, after which it is ended too; 0: never
     about_every: int = 3  # of so many shards the last is about answers of earlier ones; 0: none is
     seed: int = 0
 
@@ -194,10 +197,12 @@ def sample_shard(
     roles = torch.zeros(rows, plan.length, dtype=torch.uint8, device=device)
     cache = Cache(layers=[_Room(plan.length) for _ in range(model.config.get_text_config().num_hidden_layers)])
     tokens[:, 0] = turns.first_tokens()
+    loops = Loops(rows, plan.loop, device)
     with sdpa_kernel(ATTENTION):
         for at in range(1, plan.length):
             logits = model(tokens[:, at - 1 : at], past_key_values=cache, use_cache=True).logits[:, -1].float()
             tokens[:, at], roles[:, at] = turns.next(logits)
+            turns.looping = loops.add(tokens, at, turns.turn)
             if at % 64 == 0:
                 on_step(at)
     return SelfData(tokens.to(torch.int32).cpu(), roles.cpu())
@@ -219,6 +224,7 @@ class _Turns:
     piece: Tensor  # current piece
     place: Tensor  # how many of its tokens are out
     turn: Tensor  # tokens of the sampled turn so far
+    looping: Tensor  # it only repeats itself
 
     @classmethod
     def start(cls, script: Dialogue, plan: DataPlan, device: torch.device, noise: torch.Generator) -> _Turns:
@@ -245,6 +251,7 @@ class _Turns:
             temperature=pick(table(plan.answer_temperatures)),
             # as many beginnings as sequences: each once
             piece=firsts if len(firsts) == plan.batch else pick(firsts), place=zero, turn=zero.clone(),
+            looping=zero.bool(),
         )  # fmt: skip
 
     def first_tokens(self) -> Tensor:
@@ -262,7 +269,7 @@ class _Turns:
         self.turn = torch.where(forcing, 0, self.turn + 1)
         if len(self.ends):
             ended = ~forcing & torch.isin(token, self.ends)
-            full = ~forcing & ~ended & (self.turn >= self.plan.most)
+            full = ~forcing & ~ended & ((self.turn >= self.plan.most) | self.looping)
             choice = torch.randint(self.then.shape[1], token.shape, generator=self.noise, device=token.device)
             self.piece = torch.where(ended | full, self.then[self.piece, choice], self.piece)
             self.place = torch.where(ended, 1, torch.where(full, 0, self.place))
