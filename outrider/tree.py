@@ -7,10 +7,10 @@ acceptance rule must know how each candidate was chosen. Knows no model and no p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,42 @@ class Draw(NamedTuple):  # a tuple: trees of point masses are made of these, sev
     row: QRow | None
 
 
+class PointDraws(Sequence[tuple[Draw, ...]]):
+    """The draws of a tree of point masses, in storage order, made when somebody looks: most such trees become part of
+    another one first, and rules that only follow the target never ask."""
+
+    __slots__ = ("_made", "_parents", "_tokens")
+
+    def __init__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> None:
+        self._tokens, self._parents = tokens, parents
+        self._made: tuple[tuple[Draw, ...], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, node: Any) -> Any:
+        return self._all()[node]
+
+    def __iter__(self) -> Iterator[tuple[Draw, ...]]:
+        return iter(self._all())
+
+    def _all(self) -> tuple[tuple[Draw, ...], ...]:
+        if self._made is None:
+            draws: list[list[Draw]] = [[] for _ in range(len(self))]
+            # as Python's integers: indexing arrays costs more
+            each = zip(self._tokens.tolist(), self._parents.tolist(), strict=True)
+            next(each)
+            for node, (token, parent) in enumerate(each, 1):
+                draws[parent].append(Draw(token, node, None))
+            self._made = tuple(map(tuple, draws))
+        return self._made
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTree:
     tokens: NDArray[np.int64]  # [N + 1]
     parents: NDArray[np.int64]  # [N + 1], -1 for node 0
-    draws: tuple[tuple[Draw, ...], ...]  # per node, in the order they were made
+    draws: Sequence[tuple[Draw, ...]]  # per node, in the order they were made
     origins: tuple[str, ...] = ()  # per node: which drafter proposed it; empty means unnamed
     weights: NDArray[np.float64] | None = None  # per node: the drafter's guess that the path down to it is accepted
     depths: NDArray[np.int64] = field(init=False)  # [N + 1], 0 for node 0
@@ -206,14 +237,9 @@ def fixed(
     weights: NDArray[np.float64] | None = None,
 ) -> TokenTree:  # fmt: skip
     """A tree of point masses; each child is one draw of its parent, in storage order. `origin`: of all, or of each."""
-    draws: list[list[Draw]] = [[] for _ in range(len(tokens))]
-    each = zip(tokens.tolist(), parents.tolist(), strict=True)  # as Python's integers: indexing arrays costs more
-    next(each)
-    for node, (token, parent) in enumerate(each, 1):
-        draws[parent].append(Draw(token, node, None))
     if isinstance(origin, str):
         origin = ("",) + (origin,) * (len(tokens) - 1) if origin else ()
-    return TokenTree(tokens, parents, tuple(map(tuple, draws)), tuple(origin), weights)
+    return TokenTree(tokens, parents, PointDraws(tokens, parents), tuple(origin), weights)
 
 
 def merge(first: TokenTree, second: TokenTree) -> TokenTree:

@@ -265,3 +265,12 @@ def test_fixed_draws_each_child_once_in_storage_order(tree: TokenTree) -> None:
     for node in range(len(made)):
         assert [d.child for d in made.draws[node]] == tree.children(node)
     assert made.origins == ("",) + ("x",) * made.candidates
+
+
+def test_draws_of_point_masses_are_made_when_asked_for_and_are_a_sequence_like_any() -> None:
+    tree = fixed(np.array([9, 4, 5, 6]), np.array([-1, 0, 0, 1]))
+    assert len(tree.draws) == 4 and tree.path_tokens(3) == [4, 6] and tree.draws._made is None
+    want = ((Draw(4, 1, None), Draw(5, 2, None)), (Draw(6, 3, None),), (), ())
+    assert (
+        tuple(tree.draws) == want and tree.draws[1] == want[1] and tree.draws[-1] == () and tree.draws[:2] == want[:2]
+    )

@@ -25,34 +25,40 @@ WINDOW = 2 * ENOUGH - 1  # of them that are remembered: so many new ones outweig
 class StepCost:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
     _ratios: dict[int, dict[int, deque[tuple[int, float]]]] = field(default_factory=dict)  # rows and seen / expected
-    _expected: dict[int, float] = field(default_factory=dict)
+    _known: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)  # by batch: rows, corrections
+    _expected: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # by rows
 
     def add(self, rows: int, batch: int, seconds: float) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences took so long."""
         seen = self._ratios.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
-        seen[_size(rows)].append((rows, seconds / self._expect(rows)))
+        seen[_size(rows)].append((rows, seconds / float(self._expect(rows)[rows])))
+        self._known.pop(batch, None)
 
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
         """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all."""
         rows = np.arange(batch, batch + most + 1)
-        every = np.array([self._expect(int(r)) for r in rows]) * self._corrections(batch, rows)
+        if batch not in self._known:
+            self._known[batch] = self._corrections(batch)
+        every = self._expect(batch + most)[rows] * np.interp(rows, *self._known[batch])
         return np.minimum.accumulate(every[::-1])[::-1]
 
-    def _corrections(self, batch: int, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Linear between the sizes that are known well, flat beyond them."""
+    def _corrections(self, batch: int) -> tuple[list[float], list[float]]:
+        """By rows at the sizes that are known well: linear between them, flat beyond."""
         seen = self._ratios.get(batch)
         if not seen:
-            return np.ones(len(rows))
+            return [0.0], [1.0]
         known = [zip(*seen[size], strict=True) for size in sorted(seen) if len(seen[size]) >= ENOUGH]
         if not known:
-            return np.full(len(rows), median(ratio for own in seen.values() for _, ratio in own))
+            return [0.0], [median(ratio for own in seen.values() for _, ratio in own)]
         sizes, ratios = zip(*((median(at), median(own)) for at, own in known), strict=True)
-        return np.interp(rows, sizes, ratios)
+        return list(sizes), list(ratios)
 
-    def _expect(self, rows: int) -> float:
-        if rows not in self._expected:
-            self._expected[rows] = max(self.curve(rows), 1e-9)
-        return self._expected[rows]
+    def _expect(self, rows: int) -> NDArray[np.float64]:
+        """What the curve says of 0 to at least `rows` rows."""
+        if rows >= len(self._expected):
+            more = [max(self.curve(r), 1e-9) for r in range(len(self._expected), rows + 1)]
+            self._expected = np.concatenate([self._expected, more])
+        return self._expected
 
 
 def _size(rows: int) -> int:
