@@ -124,6 +124,8 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` that carries `token`, or NOTHING. One token has at most one child."""
+        if len(self.tokens) == 1:
+            return NOTHING
         hit = np.nonzero((self.parents == node) & (self.tokens == token))[0]
         return int(hit[0]) if hit.size else NOTHING
 

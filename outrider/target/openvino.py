@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from outrider.protocols import NO_NEEDS, Needs, Scores
 from outrider.target.eager import TransformersTarget
-from outrider.target.openvino_cache import Layout, RowCache, stride
+from outrider.target.openvino_cache import Layout, RowCache, stride, within_a_block
 from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, multiplied_bytes, traits
 from outrider.target.openvino_fixed import MOST, ROWS, FixedShapes, Shape
 from outrider.target.openvino_request import Request, shaped
@@ -164,6 +164,9 @@ class OpenVINOTarget(TransformersTarget):
     def _neighbours(self, blocks: Sequence[Block]) -> Iterator[tuple[int, list[int]]]:
         """Blocks whose slots lie in neighbouring rows of the cache go through the model together."""
         rows = [self._cache.row(b.slot) for b in blocks]
+        if len(rows) == 1:
+            yield rows[0], [0]
+            return
         order = np.argsort(rows)
         breaks = np.flatnonzero(np.diff(np.array(rows)[order]) != 1) + 1
         for run in np.split(order, breaks):
@@ -172,7 +175,7 @@ class OpenVINOTarget(TransformersTarget):
     def _infer(self, first: int, blocks: Sequence[Block], logits: bool) -> Request:
         """Changes state: runs the blocks and keeps their keys and values; gives what holds the outputs."""
         rows, cache = max(self._least, *(b.rows for b in blocks)), self._cache
-        alone = logits and self._adapter.windowless and _within_a_block(blocks)
+        alone = logits and self._adapter.windowless and _fixed_shape(blocks)
         shape = self._fixed.find(rows, cache.capacity) if alone else None
         begun = time.perf_counter()
         if shape is None:
@@ -183,13 +186,13 @@ class OpenVINOTarget(TransformersTarget):
             self._fixed.missed(rows, cache.capacity, time.perf_counter() - begun)
         if shape is not None and self._fixed.unchecked(shape):
             request = self._compared(shape, first, blocks)
-        cache.write(blocks, [request.out(f"new.{g}") for g in range(len(self._adapter.groups))])
+        cache.write(blocks, [request.out(f"new.{g}") for g in range(cache.groups)])
         return request
 
     def _compared(self, shape: Shape, first: int, blocks: Sequence[Block]) -> Request:
         """Changes state: the first step of a fixed shape once more in the graph of any shape, which is believed."""
         outputs = ["logits", *(f"hidden.{i}" for i in self._hidden)]
-        outputs += [f"new.{g}" for g in range(len(self._adapter.groups))]
+        outputs += [f"new.{g}" for g in range(self._cache.groups)]
         own = self._fixed.request(shape)
         there = [own.out(name).copy() for name in outputs]
         request = self._inferred(self._any, shape[0], first, blocks, True)
@@ -219,12 +222,9 @@ class OpenVINOTarget(TransformersTarget):
         return request
 
 
-def _within_a_block(blocks: Sequence[Block]) -> bool:
+def _fixed_shape(blocks: Sequence[Block]) -> bool:
     """One sequence, whose rows all count in the unfinished block of text."""
-    if len(blocks) != 1 or blocks[0].done:
-        return False
-    (b,) = blocks
-    return b.length % BLOCK + int(b.depths.max()) < BLOCK
+    return len(blocks) == 1 and not blocks[0].done and within_a_block(blocks[0])
 
 
 def _kept(output: NDArray[np.float32], place: int, rows: int) -> torch.Tensor:

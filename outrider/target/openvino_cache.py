@@ -44,6 +44,11 @@ class RowCache:
         self._row: dict[int, int] = {}  # likewise: always 0 .. n - 1
 
     @property
+    def groups(self) -> int:
+        """Tensors of equal shape lie in one array; how many arrays."""
+        return len(self._groups)
+
+    @property
     def bytes(self) -> int:
         return sum(array.nbytes for array in (*self._blocks, *self._recent))
 
@@ -177,6 +182,11 @@ def _put(columns: Array, rows: Array) -> None:
     columns[:, :, :count, dim:] = 1
 
 
+def within_a_block(b: Block) -> bool:
+    """All its rows count in the unfinished block of text."""
+    return b.length % BLOCK + int(b.depths.max()) < BLOCK
+
+
 class Layout:
     """The inputs of one run over neighbouring rows, padded to `rows`: who sees whom, and where everybody stands."""
 
@@ -186,7 +196,6 @@ class Layout:
         self.input_ids, self.positions = np.empty((2, batch, rows), dtype=np.int64)
         before = np.full((batch, capacity, 1, 1, 1, BLOCK), -np.inf, dtype=np.float32)
         own = np.full((batch, rows, width + rows), -np.inf, dtype=np.float32)
-        columns = np.zeros((batch, width + rows), dtype=np.int64)  # positions of what `own` is about
         for i, b in enumerate(blocks):
             finished, unfinished = divmod(b.length, BLOCK)
             self.input_ids[i, : b.rows], self.input_ids[i, b.rows :] = b.tokens[b.done :], b.tokens[0]
@@ -197,23 +206,32 @@ class Layout:
             own[i, : b.rows, width : width + b.rows][b.sees[:, b.done :]] = 0
             padding = np.arange(b.rows, rows)
             own[i, padding, width + padding] = 0  # sees itself, so that it stays finite
-            columns[i, :BLOCK] = finished * BLOCK + np.arange(BLOCK)
-            columns[i, BLOCK : BLOCK + b.done] = b.length + b.depths[: b.done]
-        columns[:, width:] = self.positions
+        last = int(self.positions.max())
+        every = [rule is causal_mask_function or (size is not None and last < size) for rule, size in rules]
+        self.masks: list[Array] = []  # one a rule: additive [B, N, 1, 1, 1 or R, BLOCK]
+        # likewise [B, J, 1, 1, R, W + R]: a column counts in the block of its position
+        self.own_masks: list[Array] = []
+        if all(every) and all(within_a_block(b) for b in blocks):
+            self.masks, self.own_masks = [before] * len(rules), [own[:, None, None, None]] * len(rules)
+            return
+        columns = self._columns(blocks, width)
         places = columns // BLOCK - np.array([[b.length // BLOCK] for b in blocks])  # blocks behind the finished ones
         count = 1 + int(places.max())
         elsewhere = places[:, None] != np.arange(count)[:, None]  # [B, J, W + R]
-        last = int(self.positions.max())
-        self.masks: list[Array] = []  # one a rule: additive [B, N, 1, 1, 1 or R, BLOCK]
-        self.own_masks: list[
-            Array
-        ] = []  # likewise [B, J, 1, 1, R, W + R]: a column counts in the block of its position
-        for rule, size in rules:
-            everywhere = rule is causal_mask_function or (size is not None and last < size)
+        for (rule, _), everywhere in zip(rules, every, strict=True):
             prefix, among = (before, own) if everywhere else self._restricted(before, own, rule, columns)
             self.masks.append(prefix)
             split = np.where(elsewhere[:, :, None], np.float32(-np.inf), among[:, None])
             self.own_masks.append(split[:, :, None, None])
+
+    def _columns(self, blocks: Sequence[Block], width: int) -> NDArray[np.int64]:
+        """[B, W + R]: the text positions of the recent columns and the rows."""
+        columns = np.zeros((len(blocks), width + self.positions.shape[1]), dtype=np.int64)
+        for i, b in enumerate(blocks):
+            columns[i, :BLOCK] = b.length // BLOCK * BLOCK + np.arange(BLOCK)
+            columns[i, BLOCK : BLOCK + b.done] = b.length + b.depths[: b.done]
+        columns[:, width:] = self.positions
+        return columns
 
     def _restricted(
         self, before: Array, own: Array, rule: Callable[..., Tensor], columns: NDArray[np.int64]

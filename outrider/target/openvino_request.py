@@ -17,6 +17,8 @@ class Request:
         import openvino as ov
 
         self._compiled = ov.Core().compile_model(graph, "CPU", dict(settings))
+        # by number: a name is looked for among all inputs and outputs, a hundred of them
+        self._outputs = {name: i for i, out in enumerate(self._compiled.outputs) for name in out.get_names()}
         self._begin()
 
     def release(self) -> None:
@@ -59,7 +61,7 @@ class Request:
 
     def out(self, name: str) -> NDArray[np.float32]:
         """The next inference writes over it."""
-        return self.native.get_tensor(name).data
+        return self.native.get_output_tensor(self._outputs[name]).data
 
 
 def shaped(graph: Any, hidden: frozenset[int], shapes: Mapping[str, tuple[int, ...]] | None = None) -> Any:
