@@ -229,7 +229,7 @@ class TargetRows:
             elif self._likeliest is not None:
                 self._argmax[node] = self._likeliest[node]
             elif self._logits.device.type == "cpu":
-                row = self._logits[node]  # numpy's argmax takes a tenth of the time of torch's, which starts threads
+                row = self._logits[node]  # numpy's argmax: no threads for one row
                 self._argmax[node] = int(row.numpy().argmax() if row.dtype is torch.float32 else row.argmax())
             else:  # one transfer for the whole tree
                 self._argmax.update(enumerate(self._logits.argmax(1).tolist()))
