@@ -11,6 +11,7 @@ import torch
 
 from outrider import methods
 from outrider.errors import InputError, UnknownName
+from outrider.recipes import mixed
 
 
 def test_every_method_has_a_complete_row_that_survives_json() -> None:
@@ -92,3 +93,23 @@ def test_mix_drafts_wider_where_wide_steps_cost_little(tiny_llama, device: str, 
     parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
     recipe = methods.build("mix", parts, {"parts": "suffix,predicted", "size": "budget", "budget": given})
     assert recipe.controller.budget.nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("wide", "shipped", "parts"),
+    [
+        (False, None, "suffix,token-recycling,predicted"),
+        (True, None, "suffix,token-recycling,predicted"),
+        (False, "a drafter", "suffix,predicted,eagle3"),
+        (True, "a drafter", "suffix,token-recycling,predicted,eagle3"),
+    ],
+)
+def test_mix_puts_a_table_beside_a_trained_drafter_only_where_trees_are_wide(
+    monkeypatch, tiny_llama, wide: bool, shipped: str | None, parts: str
+) -> None:
+    monkeypatch.setattr("outrider.models.drafts.shipped_draft", lambda target, kind: shipped)
+    target = SimpleNamespace(device=torch.device("cuda" if wide else "cpu"), vocab_size=64)
+    asked, part = list[str](), mixed._part  # any cheap drafter stands in for those that were asked for
+    monkeypatch.setattr(mixed, "_part", lambda own, name, *rest: asked.append(name) or part(own, "suffix", *rest))
+    methods.build("mix", methods.Parts(target, tiny_llama, lambda name: None, lambda model: None), {"size": "budget"})
+    assert ",".join(asked) == parts

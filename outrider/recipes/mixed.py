@@ -16,7 +16,8 @@ from outrider.protocols import Budget, Controller, Drafter, Recipe
 from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier
 
 MODEL_FREE = "suffix,token-recycling,predicted"
-TRAINED = "suffix,predicted,eagle3"  # a table of likely successors adds nothing to these but time
+TRAINED = "suffix,predicted,eagle3"  # in small trees a table of likely successors adds nothing to these but time
+WIDE = f"{MODEL_FREE},eagle3"  # on a GPU trees have room for one
 SOME, MANY = 32, 63  # candidates; with the pending token the second fills a step of 64 rows
 DEAR = ("feature",)  # families whose candidates are point masses too, but cost a network's time
 
@@ -25,7 +26,8 @@ DEAR = ("feature",)  # families whose candidates are point masses too, but cost 
 class MixOptions:
     parts: str = option(
         "auto",
-        f"methods whose candidates are merged, by name; auto: {TRAINED} where a drafter is shipped, else {MODEL_FREE}",
+        f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where a drafter is shipped {TRAINED}, "
+        f"on a GPU {WIDE}",
     )
     store: str = option("", "a store made by `outrider index build`, to draft from as well")
     budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, where wide steps cost little, else {SOME}")
@@ -43,9 +45,9 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
 
     at_least("budget", options.budget, 0)
     at_least("depth", options.depth, 1)
-    usual = MANY if parts.target.device.type == "cuda" else SOME
-    options = dataclasses.replace(options, budget=options.budget or usual)
-    listed = _default(parts) if options.parts == "auto" else options.parts
+    wide = parts.target.device.type == "cuda"
+    options = dataclasses.replace(options, budget=options.budget or (MANY if wide else SOME))
+    listed = _default(parts, wide) if options.parts == "auto" else options.parts
     names = [name.strip() for name in listed.split(",") if name.strip()]
     names += ["retrieval"] if options.store and "retrieval" not in names else []
     if not names or "mix" in names or len(set(names)) < len(names):
@@ -58,10 +60,12 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
         return Recipe("mix", mix, verifier(options.verifier), _sized(parts, mix, options))
 
 
-def _default(parts: Parts) -> str:
+def _default(parts: Parts, wide: bool) -> str:
     from outrider.models.drafts import shipped_draft
 
-    return TRAINED if shipped_draft(parts.loaded, "eagle3") else MODEL_FREE
+    if shipped_draft(parts.loaded, "eagle3") is None:
+        return MODEL_FREE
+    return WIDE if wide else TRAINED
 
 
 def _sorted(
