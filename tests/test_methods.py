@@ -11,7 +11,7 @@ import torch
 
 from outrider import methods
 from outrider.errors import InputError, UnknownName
-from outrider.recipes import mixed
+from outrider.recipes import mixed, trained
 
 
 def test_every_method_has_a_complete_row_that_survives_json() -> None:
@@ -113,3 +113,21 @@ def test_mix_puts_a_table_beside_a_trained_drafter_only_where_trees_are_wide(
     monkeypatch.setattr(mixed, "_part", lambda own, name, *rest: asked.append(name) or part(own, "suffix", *rest))
     methods.build("mix", methods.Parts(target, tiny_llama, lambda name: None, lambda model: None), {"size": "budget"})
     assert ",".join(asked) == parts
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "most", "breadth"), [("cpu", 0, 6, 1), ("cuda", 0, 24, 4), ("cpu", 9, 9, 1)]
+)
+def test_a_trained_drafter_drafts_wider_where_wide_steps_cost_little(
+    monkeypatch, tiny_llama, device: str, given: int, most: int, breadth: int
+) -> None:
+    net = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(trained, "drafter_of", lambda parts, kind, named: net)
+    monkeypatch.setattr(trained, "_recorded_cache", lambda *given: None)
+    monkeypatch.setattr(
+        trained, "_classes", lambda kind: (None, None, lambda *given, **more: SimpleNamespace(name=kind))
+    )
+    target = SimpleNamespace(device=torch.device(device), vocab_size=64)
+    parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
+    controller = methods.build("eagle3", parts, {"budget": given}).controller
+    assert (controller.nodes, controller.breadth) == (most, breadth)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("outrider")
 A_DRAFTER = "a trained drafter (outrider train run)"
+# Candidates: several at each depth where rows cost little, else one, so that `payoff` can choose small trees.
+SOME, MANY = 6, 24
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedOptions:
     drafter: str = option("", "folder made by `outrider train run`; empty: the one shipped for this target")
-    budget: int = option(24, "most candidates a step")
+    budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, else {SOME}")
     depth: int = option(6, "how deep a tree may be")
     grower: Literal["auto", "topk", "dyspec", "cost-aware", "chain"] = option(
         "auto", "how the tree grows; auto: topk where nothing is drawn, else dyspec"
@@ -142,6 +144,8 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
 
     for name in ("depth", "width", "beam"):
         at_least(name, getattr(options, name), 1)
+    at_least("budget", options.budget, 0)
+    options = replace(options, budget=options.budget or (MANY if parts.target.device.type == "cuda" else SOME))
     net = drafter_of(parts, kind, options.drafter)
     deepest = getattr(net, "deepest", max(options.budget, options.depth))  # heads: one a depth
     depth = min(options.budget if options.grower == "chain" else options.depth, deepest)

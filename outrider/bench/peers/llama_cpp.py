@@ -10,8 +10,8 @@ import time
 from io import UnsupportedOperation
 from typing import Any
 
-import llama_cpp  # type: ignore[import-not-found]
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # type: ignore[import-not-found]
+import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 LOOKUP_TOKENS = 10  # its default; its documentation advises 2 on a CPU
 LOOKUP_TOKENS_CPU = 2

@@ -11,8 +11,8 @@ from io import UnsupportedOperation
 from typing import Any
 
 import numpy as np
-import openvino as ov  # type: ignore[import-not-found]
-import openvino_genai as genai  # type: ignore[import-not-found]
+import openvino as ov
+import openvino_genai as genai
 
 LOOKUP_TOKENS, LOOKUP_NGRAM = 5, 3  # the values of its own examples
 CACHE_GB = 2
