@@ -2,8 +2,9 @@
 
 torch multiplies a few rows by a float32 matrix at one and a half to twice the cost of a single row; with packed weights
 one to eight rows cost the same, and a single row less than before. Same function up to summation order. In eight bits
-they take a third of that again, for networks that only draft: activations are rounded too. Costs as much memory again
-as the weights (a quarter in eight bits), and is left out where that is not to be had.
+they take a third of that again, for networks that only draft: activations are rounded too, to seven bits on processors
+that would overflow with eight. Costs as much memory again as the weights (a quarter in eight bits), and is left out
+where that is not to be had.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -91,12 +93,21 @@ def _small_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Weights with a scale a row, activations with one for the whole call."""
     weight, bias = layer.weight, layer.bias
     packed = _pack(_small_packs, weight, lambda: _small(weight.detach(), bias))
-    multiply = torch.ops.quantized.linear_dynamic.default
+    multiply, seven_bits = torch.ops.quantized.linear_dynamic.default, _saturates()
 
     def forward(x: Tensor) -> Tensor:
-        return multiply(x, packed, False)
+        return multiply(x, packed, seven_bits)
 
     return forward
+
+
+@cache
+def _saturates() -> bool:
+    """Whether two products of eight bits are added in sixteen on this processor (one without VNNI): large ones do not
+    fit there and come out far too small, unless activations are rounded to seven bits."""
+    ones = torch.ones(1, 64)
+    got = torch.ops.quantized.linear_dynamic(ones, _small(ones, None), False)
+    return abs(float(got) - 64) > 1
 
 
 def _small(weight: Tensor, bias: Tensor | None) -> Any:

@@ -81,6 +81,16 @@ def test_eight_bits_stay_near_the_function_and_leave_no_trace(rows: int) -> None
     assert torch.equal(model(x), want)
 
 
+@pytest.mark.skipif(not packed._eight_bits_supported(), reason="this torch has no eight-bit products")
+def test_activations_have_seven_bits_where_sums_of_eight_would_overflow(monkeypatch) -> None:
+    monkeypatch.setattr(packed, "_saturates", lambda: True)
+    model, x = network(), torch.ones(2, 48)  # all as large as can be: what overflows first
+    model[0].weight.data.fill_(0.02)
+    want = model(x)
+    with PackedLinears(model, eight_bits=True).active(), torch.inference_mode():
+        torch.testing.assert_close(model(x), want, atol=0.03 * float(want.abs().max()), rtol=0.0)
+
+
 def test_eight_bits_fall_back_to_full_precision_where_torch_has_none(monkeypatch) -> None:
     monkeypatch.setattr(packed, "_eight_bits_supported", lambda: False)
     model, x = network(), torch.randn(2, 48)
