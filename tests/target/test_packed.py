@@ -91,6 +91,16 @@ def test_activations_have_seven_bits_where_sums_of_eight_would_overflow(monkeypa
         torch.testing.assert_close(model(x), want, atol=0.03 * float(want.abs().max()), rtol=0.0)
 
 
+@pytest.mark.skipif(not packed._eight_bits_supported(), reason="this torch has no eight-bit products")
+def test_whether_sums_overflow_decides_how_activations_are_rounded(monkeypatch) -> None:
+    model, x, got = network(), torch.randn(2, 48), []
+    for overflow in (False, True):
+        monkeypatch.setattr(packed, "_saturates", lambda overflow=overflow: overflow)
+        with PackedLinears(model, eight_bits=True).active(), torch.inference_mode():
+            got.append(model(x))
+    assert not torch.equal(*got)
+
+
 def test_eight_bits_fall_back_to_full_precision_where_torch_has_none(monkeypatch) -> None:
     monkeypatch.setattr(packed, "_eight_bits_supported", lambda: False)
     model, x = network(), torch.randn(2, 48)
