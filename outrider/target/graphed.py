@@ -45,9 +45,9 @@ def kernels() -> Any:
 
     return SimpleNamespace(
         tree_attention=tree_attention.tree_attention, streams=graphed_projection.streams,
-        project=graphed_projection.project, rms_norm=graphed_kernels.rms_norm, gate=graphed_kernels.gate,
-        store_rows=graphed_kernels.store_rows, move_rows=graphed_kernels.move_rows, top=graphed_top.top,
-        add_norm=graphed_kernels.add_norm, likeliest=graphed_kernels.likeliest,
+        project=graphed_projection.project, parts=graphed_projection.parts, rms_norm=graphed_kernels.rms_norm,
+        gate=graphed_kernels.gate, store_rows=graphed_kernels.store_rows, move_rows=graphed_kernels.move_rows,
+        top=graphed_top.top, add_norm=graphed_kernels.add_norm, likeliest=graphed_kernels.likeliest,
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class Turned:
 @dataclass(frozen=True, slots=True)
 class Added:
     x: Tensor
-    y: Tensor
+    y: Tensor  # of the same shape, or in parts that add up to it
 
 
 @dataclass(slots=True)
@@ -86,6 +86,8 @@ class Family:
     def added(self, given: Tensor, residual: Tensor) -> Tensor:
         """The only product and a residual."""
         x, norm = _opened(given)
+        if norm is None and self.layers[0].bias is None and (left := self.ops.parts(x, self.weights[0])) is not None:
+            return Lazy.of(Added(residual, left), residual.shape, residual, self.ops)
         if self.ops.streams(x, self.weights):
             return self._streamed(x, norm, self.layers, residual=residual)
         product = self._one_by_one(x, norm, self.layers)[0]
@@ -157,7 +159,7 @@ def real(x: Any) -> Any:
         elif isinstance(op, Silu):
             x.cached = F.silu(op.product.family.value(op.product.which, op.product.given))
         elif isinstance(op, Added):
-            x.cached = op.x + op.y
+            x.cached = op.x + reference.joined(op.y, op.x)
         else:
             x.cached = reference.turn(op.x, op.rotary)
     return x.cached

@@ -109,28 +109,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """A sum, and its norm."""
+    """A sum, and its norm; `y` may come in parts [P, ..., K]."""
     return _normed(x, y, weight, eps)
 
 
 def _normed(x: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     flat = x.reshape(-1, width)
+    parts = 0 if y is None else y.shape[0] if y.dim() > x.dim() else 1
     other = flat if y is None else y.reshape(-1, width)
     out = torch.empty_like(flat, memory_format=torch.contiguous_format)
     whole = flat if y is None else torch.empty_like(out)
     wide = triton.next_power_of_2(width)
     _norm[(flat.shape[0],)](
-        flat, other, weight, whole, out, flat.stride(0), other.stride(0), eps, width, wide, y is not None,
-        num_warps=min(16, max(1, wide // 512)), **launch(x.device),
+        flat, other, weight, whole, out, flat.stride(0), other.stride(0), flat.shape[0], eps, width, wide, parts,
+        num_warps=min(16, max(1, wide // 256)), **launch(x.device),
     )  # fmt: skip
     return whole.view(x.shape), out.view(x.shape)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _norm(
-    x, y, weight, whole, out, x_row, y_row, eps,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, HAS_SUM: tl.constexpr, OVERLAP: tl.constexpr,
+    x, y, weight, whole, out, x_row, y_row, rows, eps,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
@@ -138,9 +139,11 @@ def _norm(
     row, i = tl.program_id(0), tl.arange(0, WIDE)
     kind = out.dtype.element_ty
     value = tl.load(x + row * x_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-    if HAS_SUM:
-        value += tl.load(y + row * y_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-        value = value.to(kind).to(tl.float32)
+    if PARTS > 0:
+        added = tl.zeros([WIDE], tl.float32)
+        for part in tl.static_range(PARTS):
+            added += tl.load(y + (part * rows + row) * y_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+        value = (value + added.to(kind).to(tl.float32)).to(kind).to(tl.float32)
         tl.store(whole + row * WIDTH + i, value.to(kind), mask=i < WIDTH)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
     normed = (value * scale).to(kind).to(tl.float32) * tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)

@@ -24,6 +24,18 @@ def overlapping(device: torch.device) -> bool:
 
 
 @cache
+def hopper(device: torch.device) -> bool:
+    """Whether the chip has this generation's matrix unit and Triton speaks to it (in Gluon, which older ones lack)."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    try:
+        import triton.experimental.gluon.language.nvidia.hopper  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of the chip; off a GPU those of the one that shapes were chosen on."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

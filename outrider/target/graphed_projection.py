@@ -4,7 +4,8 @@ One launch multiplies up to three weights that share their input (queries, keys 
 (SiLU of one times the other), takes the RMS norm of the input as it reads it, and adds bias and residual as it writes.
 No weight is copied. One row needs no matrix unit: programs read whole rows of the weight, so nothing is left to add up
 afterwards. For more rows the weight is the left operand of the matrix unit and the rows the right one, so 2 to 64 rows
-cost nearly the same. Exact up to summation order, which the number of rows alone decides.
+cost nearly the same; on Hopper the wider ones have kernels of their own (`hopper_projection.py`). Exact up to summation
+order, which the number of rows alone decides.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.target.graphed_kernels import ask_for, rms_norm
-from outrider.target.graphed_launch import counters, launch, processors, shared_bytes
+from outrider.target.graphed_launch import counters, hopper, launch, processors, shared_bytes
 from outrider.target.graphed_reference import Norm
 
 MAX_ROWS = 64
@@ -66,8 +67,13 @@ def project(
     shape: Shape | None = None,
 ) -> Tensor:  # [..., N_0 + N_1 + ...], or [..., N_0] when gated
     inputs = weights[0].shape[1]
-    if norm is not None and x.numel() // inputs > NORM_ROWS:
+    wide = residual is None and shape is None and _on_hopper(x, weights, biases)
+    if norm is not None and (wide or x.numel() // inputs > NORM_ROWS):
         x, norm = rms_norm(x, norm.weight, norm.eps), None
+    if wide:
+        from outrider.target import hopper_projection
+
+        return hopper_projection.project(x, weights, gated)
     flat = x.reshape(-1, inputs)
     rows = flat.shape[0]
     block = max(16, triton.next_power_of_2(rows)) if rows > 1 else 1
@@ -95,6 +101,23 @@ def project(
         **launch(x.device),
     )  # fmt: skip
     return out
+
+
+def parts(x: Tensor, weight: Tensor) -> Tensor | None:  # [P, ..., N] in float32
+    """A product as parts that whoever reads it adds up, where that is the faster way."""
+    if not (streams(x, [weight]) and _on_hopper(x, [weight], ())):
+        return None
+    from outrider.target import hopper_projection
+
+    return hopper_projection.parts(x, weight)
+
+
+def _on_hopper(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    if not hopper(x.device):
+        return False
+    from outrider.target import hopper_projection
+
+    return hopper_projection.fits(x, weights, any(bias is not None for bias in biases))
 
 
 def _shape(width: int, inputs: int, block: int, kind: str, device: torch.device) -> Shape:

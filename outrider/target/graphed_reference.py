@@ -109,9 +109,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def parts(x: Tensor, weight: Tensor) -> Tensor | None:
+    """A product as parts [P, ..., N] to be added up, where a kernel leaves it so; here none does."""
+    return None
+
+
+def joined(y: Tensor, like: Tensor) -> Tensor:
+    """A product, or the sum of its parts rounded as one."""
+    return y if y.dim() == like.dim() else y.sum(0).to(like.dtype)
+
+
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """A sum, and its norm."""
-    whole = x + y
+    """A sum, and its norm; `y` may come in parts."""
+    whole = x + joined(y, x)
     return whole, rms_norm(whole, weight, eps)
 
 

@@ -4,7 +4,8 @@ Every program reads one stretch of one sequence's keys for all query heads that 
 whoever comes last joins the stretches (Dao et al., Flash-Decoding). Rows that are not in the cache yet are turned and
 stored by the program in whose stretch they stand. A row sees the committed prefix and, by one bit a node, itself and
 its ancestors. Lengths are read on the device, so one captured launch serves every context. Exact up to summation order,
-which is fixed; costs the cache read once for each tile of query rows. Needs Triton: import it where it is used.
+which is fixed; costs the cache read once for each tile of query rows. Wide trees on Hopper have a kernel of their own
+(`hopper_attention.py`). Needs Triton: import it where it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.target.graphed_kernels import ask_for
-from outrider.target.graphed_launch import counters, launch, processors, shared_bytes
+from outrider.target.graphed_launch import counters, hopper, launch, processors, shared_bytes
 from outrider.target.graphed_reference import Fresh, Layout
 
 SHORT = 2048  # tokens that a slot holds: how the work is cut is chosen by it
@@ -54,6 +55,12 @@ def tree_attention(
     batch, heads, rows, dim = query.shape
     key_heads, value_dim = keys.shape[1], values.shape[3]
     group = heads // key_heads
+    plain = shape is None and window is None and softcap is None and sinks is None
+    if plain and fresh is not None and hopper(query.device):
+        from outrider.target import hopper_attention
+
+        if hopper_attention.fits(query, keys, values):
+            return hopper_attention.tree_attention(query, keys, values, layout, scaling, fresh, rotary)
     how = shape or _shape(
         batch * key_heads, group * rows, keys.shape[2], max(dim, value_dim), query.element_size(), query.device
     )

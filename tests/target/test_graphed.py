@@ -67,6 +67,26 @@ def test_fused_or_not_the_model_is_the_same(fuse: Any) -> None:
     assert walk(placed("qwen3"), batch=2, seed=5, steps=6, chunk=16, runtime=own) < 1e-4
 
 
+def halves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A product in two parts, as a kernel may leave it."""
+    cut = weight.shape[1] // 2
+    sides = (slice(0, cut), slice(cut, None))
+    return torch.stack([torch.nn.functional.linear(x[..., side], weight[:, side]) for side in sides])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_a_product_left_in_parts_is_added_up_by_whoever_reads_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(reference, "parts", lambda *given: made.append(1) or halves(*given))
+    own = partial(runtime, ops=reference)
+    assert walk(placed(name), batch=2, seed=6, steps=6, chunk=16, runtime=own) < 1e-4
+    assert made or name == "gemma2"  # there a norm stands before the residual
+    if made:
+        monkeypatch.setattr(reference, "parts", lambda *given: halves(*given)[:1])  # a part is lost
+        with pytest.raises(UnsupportedModel, match="differently as a graph"):
+            own(placed(name), max_slots=2)
+
+
 def sees_siblings(step: graphed.Step, *args: Any) -> None:
     FILL(step, *args)
     step._fields["words"][:, :, 0] = (1 << np.arange(1, step.rows + 1)) - 1

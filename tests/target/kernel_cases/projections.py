@@ -11,11 +11,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from outrider.target import graphed_kernels as small
-from outrider.target.graphed_projection import Shape, project, streams
+from outrider.target.graphed_launch import hopper
+from outrider.target.graphed_projection import Shape, parts, project, streams
 from outrider.target.graphed_reference import Norm
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
+if hopper(DEVICE):
+    from outrider.target import hopper_projection as wide
 DTYPE, CLOSE = (torch.bfloat16, 1e-2) if GPU else (torch.float16, 2e-3)
 
 
@@ -88,6 +91,62 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     else:
         added = added.roll(1, 0)
     assert error(project(x, weights, norm=norm, residual=added), want) > 5 * CLOSE
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sum_of_parts_is_rounded_once(count: int) -> None:
+    x, left, weight = normal(5, 80), normal(count, 5, 80, dtype=torch.float32), normal(80)
+    whole, normed = small.add_norm(x, left, weight, 1e-5)
+    assert torch.equal(whole, x + sum(left).to(DTYPE))  # type: ignore[union-attr]
+    assert error(normed, F.rms_norm(whole.double(), (80,), weight.double(), 1e-5)) < CLOSE
+
+
+on_hopper = pytest.mark.skipif(not hopper(DEVICE), reason="needs a GPU of Hopper's generation")
+
+
+@on_hopper
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("inputs", [128, 640, 4096])
+@pytest.mark.parametrize("widths", [(72, 72), (4096, 1024, 1024), (10000,)])
+def test_wide_products_stream_through_shared_memory(widths: Any, inputs: int, gated: bool) -> None:
+    if gated and len(widths) != 2:
+        widths = (widths[0], widths[0])
+    weights = [normal(n, inputs) / inputs**0.5 for n in widths]
+    for rows in (2, 5, 16, 17, 40, 64):
+        x, norm = normal(2, rows, 2 * inputs)[1:, :, :inputs], Norm(normal(inputs), 1e-3)
+        assert wide.fits(x, weights, False)
+        want = plain(x, weights, [None] * len(widths), norm, None, gated)
+        got = project(x, weights, norm=norm, gated=gated)
+        assert error(got, want) < CLOSE
+        for _ in range(10):  # a race would move bits
+            assert torch.equal(project(x, weights, norm=norm, gated=gated), got)
+
+
+@on_hopper
+@pytest.mark.parametrize("rows", [2, 16, 64])
+@pytest.mark.parametrize("shape", [(4096, 4096), (4096, 14336), (576, 1536), (20000, 256)])
+def test_the_norm_adds_up_what_a_wide_product_leaves(shape: tuple[int, int], rows: int) -> None:
+    outputs, inputs = shape
+    x, weight, residual = normal(1, rows, inputs), normal(outputs, inputs) / inputs**0.5, normal(1, rows, outputs)
+    norm = normal(outputs)
+    left = parts(x, weight)
+    assert left is not None and left.dtype == torch.float32
+    assert error(left.sum(0), x.double() @ weight.double().T) < CLOSE
+    whole, normed = small.add_norm(residual, left, norm, 1e-5)
+    assert error(whole, residual.double() + x.double() @ weight.double().T) < CLOSE
+    assert error(normed, F.rms_norm(whole.double(), (outputs,), norm.double(), 1e-5)) < CLOSE
+    for _ in range(10):
+        assert torch.equal(parts(x, weight), left)  # type: ignore[arg-type]
+
+
+@on_hopper
+def test_what_the_wide_kernel_does_not_take() -> None:
+    weight = normal(64, 256)
+    assert wide.fits(normal(40, 256), [weight], False)
+    assert not wide.fits(normal(40, 256), [weight], True)
+    assert not wide.fits(normal(1, 256), [weight], False) and not wide.fits(normal(65, 256), [weight], False)
+    assert not wide.fits(normal(40, 192), [normal(64, 192)], False)
+    assert not wide.fits(normal(40, 257)[:, 1:], [weight], False)
 
 
 def test_what_the_kernel_does_not_take() -> None:

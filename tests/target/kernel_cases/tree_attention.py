@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.target import graphed_reference as reference
 from outrider.target import tree_attention as ta
+from outrider.target.graphed_launch import hopper
 from outrider.tree import fixed
 
 GPU = torch.cuda.is_available()
@@ -181,3 +182,34 @@ def test_bfloat16_on_the_gpu(rows: int, batch: int) -> None:
         query, keys.nan_to_num_(0.0), values.nan_to_num_(0.0), layout, 128**-0.5, fresh=fresh
     )
     assert error(ta.tree_attention(query, *own, layout, 128**-0.5, fresh=fresh), want) < 1e-2
+
+
+@pytest.mark.skipif(not hopper(DEVICE), reason="needs a GPU of Hopper's generation")
+@pytest.mark.parametrize("patience", [0, 64])
+@pytest.mark.parametrize(
+    ("rows", "capacity", "dim"), [(16, 180, 128), (50, 1500, 64), (64, 1500, 128), (64, 9000, 128)]
+)
+def test_wide_trees_on_hopper(
+    rows: int, capacity: int, dim: int, patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without patience the last program joins all rows, with it each its share."""
+    from outrider.target import hopper_attention
+
+    monkeypatch.setattr(hopper_attention, "PATIENCE", patience)
+    for seed, rotary in ((1, True), (2, False), (3, True)):
+        query, keys, values, layout = problem(seed, 1 + seed % 2, rows, 4, 4, dim, capacity, torch.bfloat16)
+        assert hopper_attention.fits(query, keys, values)
+        options: dict[str, Any] = {"fresh": still_to_store(keys, values, layout, rows)}
+        if rotary:
+            angle = torch.rand(query.shape[0], rows, dim // 2, device=DEVICE).repeat(1, 1, 2) * 6
+            options["rotary"] = (angle.cos().bfloat16(), angle.sin().bfloat16())
+        own = keys.clone(), values.clone()
+        got = ta.tree_attention(query, *own, layout, dim**-0.5, **options)
+        for _ in range(10):  # a race would move bits; what is stored again is the same
+            assert torch.equal(ta.tree_attention(query, *own, layout, dim**-0.5, **options), got)
+        for kept in (keys, values):
+            kept.nan_to_num_(0.0)
+        want = reference.tree_attention(query, keys, values, layout, dim**-0.5, **options)
+        assert error(got, want) < 1e-2
+        for mine, theirs in zip(own, (keys, values), strict=True):
+            assert torch.allclose(mine.nan_to_num(0.0)[:, :, :-1], theirs[:, :, :-1], atol=5e-2)
