@@ -165,7 +165,7 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
             made(cache=cache), grower, sampled, make=make, depth=depth, always=options.grower == "topk"
         )
     else:
-        drafter = Grown(made(), grower, sampled)
+        drafter = Grown(made(), grower, sampled, lone=getattr(parts.target, "own_threads", False))
     return Recipe(kind, drafter, verifier(options.verifier), budget)
 
 

@@ -37,6 +37,7 @@ CHUNK = BLOCK  # rows of a prefill: a block's worth, so that they count in one o
 
 class OpenVINOTarget(TransformersTarget):
     runtime = "openvino"
+    own_threads = True  # other than torch's
 
     def __init__(
         self, model: Any, graph: Any, *, precision: str = "float32", profile: bool = False, **limits: Any
