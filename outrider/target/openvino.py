@@ -146,11 +146,31 @@ class OpenVINOTarget(TransformersTarget):
         wanted = [(rows, blocks) for blocks, _ in usual for rows in ROWS if rows <= self.max_rows][:MOST]
         for shape in tracked(wanted if self._adapter.windowless else [], "compiling steps"):
             self._fixed.make_now(shape)
+            self._try(*shape)
+
+    def _try(self, rows: int, blocks: int) -> None:
+        """Changes state: the first step of a fixed shape now, on noise, instead of in the middle of a text."""
+        length = min(blocks * BLOCK, self.max_context - rows - 1)
+        if self.free_slots < self.slots or length < 1 or self._fixed.find(rows, blocks) != (rows, blocks):
+            return
+        nodes, slot = np.arange(rows), self.acquire()
+        try:
+            self._hold_noise(slot, length)
+            self.verify([slot], [fixed(nodes % self.vocab_size, (nodes + 1) // 2 - 1)], NO_NEEDS)
+        finally:
+            self._lengths[slot] = 0
+            self.release(slot)
 
     def _hold_noise(self, slot: int, length: int) -> None:
         """Changes state: a free slot holds a made-up text."""
         self._cache.fill(slot, length)
         self._lengths[slot] = self._touched[slot] = length
+
+    def width(self, rows: int) -> int:
+        """Rows that a step of one sequence runs for so many, padding included."""
+        rows = max(self._least, rows)
+        shape = self._fixed.find(rows, self._cache.capacity) if self._adapter.windowless else None
+        return shape[0] if shape is not None else padded(rows)
 
     def _bring(self, needs: Needs) -> dict[int, int]:
         """Changes state: graphs give these hidden states from now on. By layer as asked for, the output's number."""
