@@ -214,6 +214,13 @@ class Prepares(Protocol):
     ) -> None: ...  # steps that bring `needs`, of single texts of so many tokens, usual ones first
 
 
+@runtime_checkable
+class Pads(Protocol):
+    """A target whose steps run in few widths, so that some rows more cost nothing and one more a lot. Optional."""
+
+    def width(self, rows: int) -> int: ...  # rows that a step of one sequence runs now for so many
+
+
 class Source(Protocol):
     """A drafter's inner next-token law, unrolled by a grower one tree level at a time over the whole batch."""
 

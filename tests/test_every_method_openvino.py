@@ -17,6 +17,7 @@ from outrider.check.gate import QUICK, check
 from outrider.runtimes import build_draft
 from outrider.sampling import SamplingParams
 from outrider.target.openvino import Layout
+from outrider.target.packed import saturates
 from tests.test_every_method import NAMES, PROMPTS, WITH_A_CHOICE, needed, run
 
 __all__ = ["needed"]  # a fixture
@@ -119,10 +120,12 @@ def test_transformers_generate_runs_on_it(tiny_llama, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("precision", [None, "int8"])
 def test_the_gate_is_green_on_it(tiny_llama, precision: str | None) -> None:
-    """In a precision of its own the runtime is held against its own plain decoding, which must not move by a bit."""
+    """In a precision of its own the runtime is held against its own plain decoding, which must not move by a bit where
+    activations are rounded, and by no more than float32 sums do elsewhere."""
     if precision:
         pytest.importorskip("nncf")
     report = check(tiny_llama, "prompt-lookup", size=QUICK, runtime="openvino", precision=precision)
     assert report.verdict == "same output"
     greedy = next(part.as_dict() for part in report.parts if part.name == "greedy")
-    assert precision is None or "noise bound 0.0e+00" in greedy["summary"]
+    noise = float(greedy["summary"].partition("noise bound ")[2].partition(":")[0])
+    assert precision is None or noise <= (1e-4 if saturates() else 0.0)

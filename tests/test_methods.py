@@ -129,5 +129,19 @@ def test_a_trained_drafter_drafts_wider_where_wide_steps_cost_little(
     )
     target = SimpleNamespace(device=torch.device(device), vocab_size=64)
     parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
-    controller = methods.build("eagle3", parts, {"budget": given}).controller
-    assert (controller.nodes, controller.breadth) == (most, breadth)
+    recipe = methods.build("eagle3", parts, {"budget": given})
+    assert (recipe.controller.nodes, recipe.controller.breadth) == (most, breadth)
+    assert not recipe.drafter.lone
+    target.own_threads = True
+    assert methods.build("eagle3", parts, {}).drafter.lone
+
+
+def test_mix_asks_a_target_that_pads_its_steps_for_their_width(monkeypatch, tiny_llama) -> None:
+    monkeypatch.setattr(mixed, "_curve", lambda parts: float)
+    target = SimpleNamespace(device=torch.device("cpu"), vocab_size=64)
+    parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
+    seconds = methods.build("mix", parts, {"parts": "suffix"}).drafter.seconds
+    assert seconds(1, 4).tolist() == [1, 2, 3, 4, 5]
+    target.width = lambda rows: 4 if rows <= 4 else 8
+    seconds = methods.build("mix", parts, {"parts": "suffix"}).drafter.seconds
+    assert seconds(1, 4).tolist() == [4, 4, 4, 4, 8]

@@ -26,7 +26,7 @@ from outrider.protocols import Needs, Target
 from outrider.tree import TokenTree, fixed
 
 log = logging.getLogger("outrider")
-FORMAT = 2  # raised when stored curves of an earlier form must be measured again
+FORMAT = 3  # raised when stored curves of an earlier form must be measured again
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 

@@ -4,7 +4,8 @@ The curve knows sizes that were never tried, the steps know this context, this b
 correction is the ratio of the two at the sizes seen, carried over to their neighbours. Sizes up to the same power of
 two count together, so that a longer context is noticed within a few steps. A size seen once or twice counts as all
 others do: what is made ready at its first step would otherwise keep it from ever being tried again. Fewer rows are
-never taken to cost more, for they could be run as more. Changes no output.
+never taken to cost more, for they could be run as more. A target that pads its steps says to what: rows that it would
+run anyway cost nothing, and the first one beyond them what it does. Changes no output.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ WINDOW = 2 * ENOUGH - 1  # of them that are remembered: so many new ones outweig
 @dataclass(slots=True)
 class StepCost:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
+    width: Callable[[int], int] | None = None  # rows that a step of a single sequence runs for so many; None: as many
     _ratios: dict[int, dict[int, deque[tuple[int, float]]]] = field(default_factory=dict)  # rows and seen / expected
     _known: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)  # by batch: rows, corrections
     _expected: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # by rows
@@ -31,16 +33,22 @@ class StepCost:
     def add(self, rows: int, batch: int, seconds: float) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences took so long."""
         seen = self._ratios.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
+        rows = int(self._run(rows, rows, batch)[0])
         seen[_size(rows)].append((rows, seconds / float(self._expect(rows)[rows])))
         self._known.pop(batch, None)
 
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
         """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all."""
-        rows = np.arange(batch, batch + most + 1)
+        rows = self._run(batch, batch + most, batch)
         if batch not in self._known:
             self._known[batch] = self._corrections(batch)
-        every = self._expect(batch + most)[rows] * np.interp(rows, *self._known[batch])
+        every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._known[batch])
         return np.minimum.accumulate(every[::-1])[::-1]
+
+    def _run(self, first: int, last: int, batch: int) -> NDArray[np.int64]:
+        """What steps of `first` to `last` rows run."""
+        rows = np.arange(first, last + 1)
+        return rows if batch > 1 or self.width is None else np.array([self.width(own) for own in rows.tolist()])
 
     def _corrections(self, batch: int) -> tuple[list[float], list[float]]:
         """By rows at the sizes that are known well: linear between them, flat beyond."""

@@ -1,12 +1,17 @@
 """Grown: a drafter made of a source (next-token laws) and a grower (the shape of the tree).
 
-`sampled` draws candidates from the source's law, for a coupled verification rule; a greedy request never draws.
+`sampled` draws candidates from the source's law, for a coupled verification rule; a greedy request never draws. `lone`
+keeps the drafts of a single sequence on the calling thread, for use beside a target with threads of its own: torch's
+would wait for those that still spin after their last work, and take their cores from them when the next step begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
 
 from outrider.protocols import Budget, Chunk, Context, Grower, Needs, Noise, Source, StepRecord
 from outrider.tree import TokenTree
@@ -18,6 +23,7 @@ class Grown:
     grower: Grower
     sampled: bool = False
     shared_noise: bool = False
+    lone: bool = False
     _contexts: dict[int, Context] = field(default_factory=dict)
 
     @property
@@ -40,8 +46,20 @@ class Grown:
         contexts = [self._contexts[slot] for slot in slots]
         pending = [int(context.tokens[-1]) for context in contexts]
         own = [n if self.sampled and c.temperature > 0 else None for n, c in zip(noise, contexts, strict=True)]
-        return self.grower.grow(self.source, slots, pending, budgets, own)
+        with _threads(1 if self.lone and len(slots) == 1 else torch.get_num_threads()):
+            return self.grower.grow(self.source, slots, pending, budgets, own)
 
     def observe(self, slot: int, record: StepRecord) -> None:
         self.source.observe(slot, record)
         self.grower.observe(slot, record)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many of torch's on this thread; a fraction of a microsecond."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

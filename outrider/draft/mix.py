@@ -287,11 +287,17 @@ class _Apart:
 
 
 def _levels(tree: TokenTree, budget: Budget) -> int:
-    """How often the drafter ran for this tree: below every path that was worth it, within the depth it was asked."""
+    """How often the drafter ran for this tree: below every path that was worth it, within the depth it was asked.
+
+    In a full tree not below the least likely path: what follows it has no place.
+    """
     if not tree.candidates:
         return 0  # it knew nothing yet
-    worth_it = tree.depths if tree.weights is None else tree.depths[tree.weights >= budget.least]
-    return min(1 + int(worth_it.max(initial=0)), budget.depth)
+    if tree.weights is None:
+        return min(1 + tree.depth, budget.depth)
+    last = tree.weights.min() if tree.candidates >= budget.nodes else 0.0
+    went_on = tree.depths[(tree.weights >= budget.least) & (tree.weights > last)]
+    return min(1 + int(went_on.max(initial=0)), budget.depth)
 
 
 def _tree(pending: int, own: Union, size: int, names: Sequence[str]) -> TokenTree:

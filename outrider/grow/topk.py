@@ -65,9 +65,10 @@ class _Ranked:
         for parent, token in every:
             self.growth.add(parent, token)
         self._values += flat[best].tolist()
-        last = sorted(self._values, reverse=True)[min(self.keep, len(self._values) - 1)]
         fresh = range(first, min(len(self._values), first + self.options.beam))
-        return [node for node in fresh if self._values[node] >= max(last, self.least)]
+        # once the tree is full a child must push out the last of it, and it is no likelier than its parent
+        last = sorted(self._values, reverse=True)[self.keep] if len(self._values) > self.keep else -1.0
+        return [node for node in fresh if self._values[node] > last and self._values[node] >= self.least]
 
     def tree(self, origin: str) -> TokenTree:
         order = sorted(range(1, len(self._values)), key=lambda node: -self._values[node])  # of equals, the parent

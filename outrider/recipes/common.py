@@ -75,6 +75,11 @@ def controller(name: str, nodes: int, depth: int | None = None) -> Controller:
     return Fixed(Budget(nodes, depth or nodes))
 
 
+def wide_steps(parts: Parts) -> bool:
+    """Whether many rows cost little more than one, so that large trees are the better default: on a GPU."""
+    return parts.target.device.type == "cuda"
+
+
 def cost_curve(parts: Parts) -> CostCurve:
     """What a step of this target takes on this machine; measured the first time, then kept."""
     from outrider.control.cost import stored

@@ -12,8 +12,8 @@ import numpy as np
 from outrider import methods
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Budget, Controller, Drafter, Recipe
-from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier
+from outrider.protocols import Budget, Controller, Drafter, Pads, Recipe
+from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier, wide_steps
 
 MODEL_FREE = "suffix,token-recycling,predicted"
 TRAINED = "suffix,predicted,eagle3"  # in small trees a table of likely successors adds nothing to these but time
@@ -45,7 +45,7 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
 
     at_least("budget", options.budget, 0)
     at_least("depth", options.depth, 1)
-    wide = parts.target.device.type == "cuda"
+    wide = wide_steps(parts)
     options = dataclasses.replace(options, budget=options.budget or (MANY if wide else SOME))
     listed = _default(parts, wide) if options.parts == "auto" else options.parts
     names = [name.strip() for name in listed.split(",") if name.strip()]
@@ -89,7 +89,7 @@ def _sized(parts: Parts, mix: Any, options: MixOptions) -> Controller:
     from outrider.control.open import Open
     from outrider.control.step_cost import StepCost
 
-    cost = StepCost(_curve(parts))
+    cost = StepCost(_curve(parts), parts.target.width if isinstance(parts.target, Pads) else None)
     mix.seconds = cost.seconds
     return Open(Budget(options.budget, options.depth), cost.add)
 

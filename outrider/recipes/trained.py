@@ -27,6 +27,7 @@ from outrider.recipes.common import (
     controller,
     cost_curve,
     verifier,
+    wide_steps,
 )
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
     for name in ("depth", "width", "beam"):
         at_least(name, getattr(options, name), 1)
     at_least("budget", options.budget, 0)
-    options = replace(options, budget=options.budget or (MANY if parts.target.device.type == "cuda" else SOME))
+    options = replace(options, budget=options.budget or (MANY if wide_steps(parts) else SOME))
     net = drafter_of(parts, kind, options.drafter)
     deepest = getattr(net, "deepest", max(options.budget, options.depth))  # heads: one a depth
     depth = min(options.budget if options.grower == "chain" else options.depth, deepest)
@@ -164,7 +165,7 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
             made(cache=cache), grower, sampled, make=make, depth=depth, always=options.grower == "topk"
         )
     else:
-        drafter = Grown(made(), grower, sampled)
+        drafter = Grown(made(), grower, sampled, lone=getattr(parts.target, "own_threads", False))
     return Recipe(kind, drafter, verifier(options.verifier), budget)
 
 

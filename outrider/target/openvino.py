@@ -2,8 +2,10 @@
 
 A row's result is the same to the last bit in any tree, batch and prefill, behind prefixes of any length; int8
 activations (precisions int8 and int4) need that, because they round a last bit into a visible difference. Checked at
-load, because it rests on the order in which the plugin's products add. With int8 or int4 weights the model is another
-one, and "the same output" means that of plain decoding in the same precision. Cost: one inference a step.
+load, because it rests on the order in which the plugin's products add. Where nothing is rounded (float32, and any
+precision on processors without products of int8) a row alone may differ from the same row among others as float32
+sums do. With int8 or int4 weights the model is another one, and "the same output" means that of plain decoding in the
+same precision. Cost: one inference a step.
 """
 
 from __future__ import annotations
@@ -25,18 +27,20 @@ from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, multipli
 from outrider.target.openvino_fixed import MOST, ROWS, FixedShapes, Shape
 from outrider.target.openvino_request import Request, shaped
 from outrider.target.openvino_rows import Steady, padded
-from outrider.target.packed import available
+from outrider.target.packed import available, saturates
 from outrider.target.passes import Block
 from outrider.target.progress import tracked
 from outrider.tree import fixed
 
 log = logging.getLogger("outrider")
 MOST_ROWS = 256  # behind a block they are no more terms than the plugin adds in order
+SUMS = 1e-3  # of the largest logit: what float32 sums in another order stay far below
 CHUNK = BLOCK  # rows of a prefill: a block's worth, so that they count in one or two
 
 
 class OpenVINOTarget(TransformersTarget):
     runtime = "openvino"
+    own_threads = True  # other than torch's
 
     def __init__(
         self, model: Any, graph: Any, *, precision: str = "float32", profile: bool = False, **limits: Any
@@ -50,6 +54,7 @@ class OpenVINOTarget(TransformersTarget):
             limits[name] = min(limits.get(name, most), most)
         self._steady = Steady()
         self._least = 2  # rows of a pass: a single one may go through another kernel, which rounds differently
+        self.same_bits = False  # of a step of as few rows as are run and any other
         self._version = -1  # of the cache that was read last
         super().__init__(model, **limits)
         self._least = self._fewest_rows()
@@ -60,34 +65,38 @@ class OpenVINOTarget(TransformersTarget):
         return multiplied_bytes(self._graph)
 
     def _fewest_rows(self) -> int:
-        """1 where a row alone is the same to the last bit as among others, on this machine and for this model.
+        """1 where a row alone is the same as among others but for the order of sums, on this machine, for this model.
 
         Says so where not even two rows help and rounded activations make such differences visible.
         """
         room = min(self.max_context, self.max_rows) - 1
         if self.slots < 1 or room < 1:
             return 2
+        # The plugin rounds activations only where the processor has products of int8 that add in 32 bits.
+        rounds = PRECISIONS[self.precision].group > 0 and not saturates()
         rows, slot = min(4, room), self.acquire()
         tree = fixed(np.arange(rows) % self.vocab_size, np.arange(rows) - 1)
         length = min(3 * BLOCK - 2, self.max_context - rows - 1)  # so that the rows pass the end of a block
         try:
             for least in (1, 2):
                 self._least = least
-                self._cache.fill(slot, length)
-                self._lengths[slot] = self._touched[slot] = length
+                self._hold_noise(slot, length)
                 wide = self.verify([slot], [tree], Needs())[0].logits
+                assert wide is not None
                 alone = []
                 for token in tree.tokens:
                     self._steady.forget()
                     alone += self.verify([slot], [fixed(np.array([token]), np.array([-1]))], Needs())
                     self.commit([slot], [[]])
-                if wide is not None and torch.equal(wide, torch.cat([s.logits for s in alone if s.logits is not None])):
+                moved = (torch.cat([s.logits for s in alone if s.logits is not None]) - wide).abs().max()
+                self.same_bits = bool(moved == 0)
+                if self.same_bits or (not rounds and moved <= SUMS * wide.abs().max()):
                     return least
                 self._cache.wipe(slot, length)
         finally:
             self._lengths[slot] = 0
             self.release(slot)
-        if PRECISIONS[self.precision].group:
+        if rounds:
             log.warning("precision %s: sums of a wide step come out in another order on this processor, so a text may "
                         "part from plain decoding; int8-weights rounds less", self.precision)  # fmt: skip
         return 2
@@ -137,6 +146,31 @@ class OpenVINOTarget(TransformersTarget):
         wanted = [(rows, blocks) for blocks, _ in usual for rows in ROWS if rows <= self.max_rows][:MOST]
         for shape in tracked(wanted if self._adapter.windowless else [], "compiling steps"):
             self._fixed.make_now(shape)
+            self._try(*shape)
+
+    def _try(self, rows: int, blocks: int) -> None:
+        """Changes state: the first step of a fixed shape now, on noise, instead of in the middle of a text."""
+        length = min(blocks * BLOCK, self.max_context - rows - 1)
+        if self.free_slots < self.slots or length < 1 or self._fixed.find(rows, blocks) != (rows, blocks):
+            return
+        nodes, slot = np.arange(rows), self.acquire()
+        try:
+            self._hold_noise(slot, length)
+            self.verify([slot], [fixed(nodes % self.vocab_size, (nodes + 1) // 2 - 1)], NO_NEEDS)
+        finally:
+            self._lengths[slot] = 0
+            self.release(slot)
+
+    def _hold_noise(self, slot: int, length: int) -> None:
+        """Changes state: a free slot holds a made-up text."""
+        self._cache.fill(slot, length)
+        self._lengths[slot] = self._touched[slot] = length
+
+    def width(self, rows: int) -> int:
+        """Rows that a step of one sequence runs for so many, padding included."""
+        rows = max(self._least, rows)
+        shape = self._fixed.find(rows, self._cache.capacity) if self._adapter.windowless else None
+        return shape[0] if shape is not None else padded(rows)
 
     def _bring(self, needs: Needs) -> dict[int, int]:
         """Changes state: graphs give these hidden states from now on. By layer as asked for, the output's number."""

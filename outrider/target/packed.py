@@ -93,7 +93,7 @@ def _small_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Weights with a scale a row, activations with one for the whole call."""
     weight, bias = layer.weight, layer.bias
     packed = _pack(_small_packs, weight, lambda: _small(weight.detach(), bias))
-    multiply, seven_bits = torch.ops.quantized.linear_dynamic.default, _saturates()
+    multiply, seven_bits = torch.ops.quantized.linear_dynamic.default, saturates()
 
     def forward(x: Tensor) -> Tensor:
         return multiply(x, packed, seven_bits)
@@ -102,9 +102,12 @@ def _small_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 @cache
-def _saturates() -> bool:
+def saturates() -> bool:
     """Whether two products of eight bits are added in sixteen on this processor (one without VNNI): large ones do not
-    fit there and come out far too small, unless activations are rounded to seven bits."""
+    fit there and come out far too small, unless activations are rounded to seven bits. False where it cannot be tried.
+    """
+    if not _eight_bits_supported():
+        return False
     ones = torch.ones(1, 64)
     got = torch.ops.quantized.linear_dynamic(ones, _small(ones, None), False)
     return abs(float(got) - 64) > 1

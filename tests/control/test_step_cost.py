@@ -72,3 +72,12 @@ def test_sizes_up_to_the_same_power_of_two_learn_together() -> None:
     for rows in (5, 6, 8):
         cost.add(rows, 1, 2 * curve(rows))
     assert cost.seconds(1, 7)[6] == pytest.approx(2 * curve(7))
+
+
+def test_rows_that_a_target_pads_to_cost_nothing_and_the_next_one_its_whole_width() -> None:
+    cost = StepCost(curve, lambda rows: -(-rows // 4) * 4)
+    assert cost.seconds(1, 5) == pytest.approx([curve(4)] * 4 + [curve(8)] * 2)
+    for _ in range(ENOUGH):
+        cost.add(5, 1, 2 * curve(8))
+    assert cost.seconds(1, 7)[-1] == pytest.approx(2 * curve(8))
+    assert cost.seconds(2, 1) == pytest.approx([curve(2), curve(3)])  # it says nothing of batches

@@ -323,6 +323,7 @@ def test_a_dear_part_that_stopped_early_is_charged_for_the_levels_it_ran() -> No
     tree = weighted([(2, 3, 4)], 0.5)
     assert [_levels(tree, Budget(8, 6, least)) for least in (0.0, 0.2, 0.4, 0.9)] == [4, 3, 2, 1]
     assert _levels(tree, Budget(8, 2, 0.2)) == 2
+    assert _levels(tree, Budget(tree.candidates, 6)) == 3  # full: nothing was asked below its last node
     assert _levels(root(PENDING), Budget(8, 6)) == 0  # it knew nothing, which takes no time
 
 

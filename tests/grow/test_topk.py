@@ -16,6 +16,10 @@ from outrider.grow.topk import TopK
 from outrider.protocols import Budget
 
 
+class Text:
+    tokens = np.array(CONTEXT)
+
+
 def chance(lm: ToyLM, path: tuple[int, ...]) -> float:
     p = 1.0
     for i, token in enumerate(path):
@@ -69,6 +73,27 @@ def test_every_path_that_is_worth_another_level_gets_one_and_no_other_does(seed:
     assert inner == {path for path in shallow if chance(lm, path) >= least}
 
 
+def test_a_full_tree_is_not_asked_what_follows_its_last_node() -> None:
+    calls = 0
+
+    class Watched(ToySource):
+        def extend(self, slots, trees, done):
+            nonlocal calls
+            calls += 1
+            return super().extend(slots, trees, done)
+
+    class Sure(ToyLM):
+        def probs(self, context):
+            return np.array([0.9, 0.06, 0.04])
+
+    lm = Sure(3)
+    for nodes in (1, 2, 3):  # each a chain: as many levels as nodes, of which the first needs no call
+        calls, source = 0, Watched(lm)
+        source.begin(0, Text(), ())
+        TopK(beam=3, branch=3, depth=6).grow(source, [0], [CONTEXT[-1]], [Budget(nodes, 6)], [None])
+        assert calls == nodes - 1
+
+
 def test_the_beam_bounds_the_rows_of_each_source_call() -> None:
     sizes: list[int] = []
     original = ToySource.extend
@@ -77,9 +102,6 @@ def test_the_beam_bounds_the_rows_of_each_source_call() -> None:
         def extend(self, slots, trees, done):
             sizes.append(len(trees[0]) - done[0])
             return original(self, slots, trees, done)
-
-    class Text:
-        tokens = np.array(CONTEXT)
 
     source = Watched(ToyLM(6, seed=1, concentration=5.0))
     source.begin(0, Text(), ())

@@ -77,13 +77,15 @@ def logits(target: OpenVINOTarget, slot: int, tree: TokenTree = TREE) -> torch.T
     return rows
 
 
-def row_by_row(target: OpenVINOTarget, slot: int, tokens: list[int]) -> torch.Tensor:
-    """The rows of a text, one step each, as plain decoding does."""
-    rows = []
+def row_by_row(target: OpenVINOTarget, slot: int, tokens: list[int], alone: bool = False) -> torch.Tensor:
+    """The rows of a text, one step each, as plain decoding does; beside padding where a row `alone` has other bits."""
+    rows, least = [], target._least
+    target._least = least if alone or target.same_bits else 2
     for token in tokens:
         target._steady.forget()  # a single row runs alone, whatever ran before it
         rows.append(logits(target, slot, fixed(np.array([token]), np.array([-1])))[0])
         target.commit([slot], [[]])
+    target._least = least
     return torch.stack(rows)
 
 
@@ -173,6 +175,17 @@ def test_a_tree_scores_every_path_as_plain_decoding_to_the_last_bit(
         assert torch.equal(rows[path], plain)
 
 
+@pytest.mark.parametrize("precision", ALL)
+def test_a_row_alone_moves_no_further_than_sums_in_another_order_do(
+    model: LlamaForCausalLM, graphs: dict[str, Any], precision: str
+) -> None:
+    target = OpenVINOTarget(model, graphs[precision], precision=precision, max_slots=2, max_rows=16)
+    rows = logits(target, slot := open_slot(target))
+    path = [0, *TREE.path(7)]
+    moved = (row_by_row(target, slot, TREE.tokens[path].tolist(), alone=True) - rows[path]).abs().max()
+    assert moved <= (0 if target.same_bits else 1e-5 * rows.abs().max())
+
+
 LENGTHS = (100, 122, 128, 250, 300, 380, 500, 510, 600, 764, 1000, 1020, 1530)  # of them some in reach of a block's end
 TEXT = np.random.default_rng(1).integers(0, 61, 2000).tolist()
 
@@ -259,30 +272,47 @@ def test_a_grown_capacity_changes_no_bit(model: LlamaForCausalLM, graphs: dict[s
     assert torch.equal(logits(target, slot), before)
 
 
+class Strange(OpenVINOTarget):
+    """Steps of fewer than `several` rows come out different by this `factor`."""
+
+    several, factor = 2, 1.01
+
+    def _infer(self, first: int, blocks: Any, logits: bool) -> Any:
+        request = super()._infer(first, blocks, logits)
+        several = max(self._least, max(b.rows for b in blocks)) >= self.several
+
+        def out(name: str) -> Any:
+            return request.out(name) * np.float32(1 if several or name != "logits" else self.factor)
+
+        return SimpleNamespace(out=out)
+
+
 def test_a_kernel_of_its_own_for_single_rows_is_noticed_at_load(
     model: LlamaForCausalLM, graphs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Rounded(OpenVINOTarget):
-        """Fewer rows than `several` come out a little different."""
-
-        several = 2
-
-        def _infer(self, first: int, blocks: Any, logits: bool) -> Any:
-            request = super()._infer(first, blocks, logits)
-            several = max(self._least, max(b.rows for b in blocks)) >= self.several
-
-            def out(name: str) -> Any:
-                return request.out(name) * np.float32(1 if several or name != "logits" else 1 + 1e-6)
-
-            return SimpleNamespace(out=out)
-
-    assert Rounded(model, graphs["float32"], max_slots=1)._least == 2
-    monkeypatch.setattr(Rounded, "several", 3)
-    assert Rounded(model, graphs["float32"], max_slots=1)._least == 2 and caplog.text == ""
+    assert Strange(model, graphs["float32"], max_slots=1)._least == 2
+    monkeypatch.setattr(Strange, "several", 3)
+    assert Strange(model, graphs["float32"], max_slots=1)._least == 2 and caplog.text == ""
+    monkeypatch.setattr("outrider.target.openvino.saturates", lambda: False)
     if HAVE_NNCF:
-        target = Rounded(model, graphs["int8"], precision="int8", max_slots=1)
+        target = Strange(model, graphs["int8"], precision="int8", max_slots=1)
         assert "a text may part from plain decoding" in caplog.text
         assert target.free_slots == 1 and target.cache_bytes == 0
+
+
+@pytest.mark.parametrize(("precision", "int8_products", "least"), [
+    ("float32", True, 1), ("int8-weights", True, 1), ("int8", False, 1), ("int8", True, 2),
+])  # fmt: skip
+def test_another_last_bit_keeps_rows_together_only_where_activations_are_rounded(
+    model: LlamaForCausalLM, graphs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, precision: str,
+    int8_products: bool, least: int,
+) -> None:  # fmt: skip
+    if precision not in graphs:
+        pytest.skip("no nncf")
+    monkeypatch.setattr("outrider.target.openvino.saturates", lambda: not int8_products)
+    monkeypatch.setattr(Strange, "factor", 1 + 1e-6)
+    target = Strange(model, graphs[precision], precision=precision, max_slots=1)
+    assert target._least == least and target.same_bits == (least == 2)
 
 
 # Slots

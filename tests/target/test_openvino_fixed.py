@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
 
-from outrider.protocols import Needs, Prepares
+from outrider.protocols import Needs, Pads, Prepares
 from outrider.target import openvino
 from outrider.target.eager import TransformersTarget
 from outrider.target.openvino import OpenVINOTarget
@@ -173,6 +173,25 @@ def test_old_caches_are_let_go(of: Callable[..., OpenVINOTarget]) -> None:
     assert not target._fixed._ready[8, 2]._held and target._fixed._ready[1, 2]._held
 
 
+def test_what_was_prepared_has_been_tried_before_the_first_text(
+    of: Callable[..., OpenVINOTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = of(max_context=300)
+    target.prepare([100, 290])
+    assert target._fixed._checked == set(target._fixed._ready) and {(1, 2), (16, 2)} <= target._fixed._checked
+    assert target.free_slots == target.slots and target.cache_bytes == 0
+    monkeypatch.setattr(target, "_compared", lambda *given: pytest.fail("a step of a text was run twice"))
+    logits(target, open_slot(target))
+
+
+def test_a_target_says_how_many_rows_it_runs(of: Callable[..., OpenVINOTarget]) -> None:
+    target = of()
+    assert isinstance(target, Pads) and not issubclass(TransformersTarget, Pads)
+    target.prepare([100])
+    open_slot(target)
+    assert [target.width(rows) for rows in (3, 4, 5, 8, 9, 16, 17)] == [3, 4, 8, 8, 16, 16, 20]
+
+
 # When they are made
 
 
@@ -188,22 +207,23 @@ def wait(shapes: FixedShapes) -> None:
 def test_a_shape_is_compiled_once_it_would_have_paid() -> None:
     shapes = FixedShapes(fake, 2.0, lambda: True)
     for _ in range(9):
-        shapes.missed(3, 2, 1.0)
-    assert shapes.find(3, 2) is None and not shapes._coming
-    shapes.missed(4, 2, 1.1)  # a fifth of ten steps
+        shapes.missed(5, 2, 1.0)
+    assert shapes.find(5, 2) is None and not shapes._coming
+    shapes.missed(8, 2, 1.1)  # a fifth of ten steps
     wait(shapes)
-    assert shapes.find(3, 2) == (4, 2) and shapes.request((4, 2)) == "graph of (4, 2)"
-    assert shapes.find(3, 4) is None and shapes.find(5, 2) is None
-    assert shapes.find(1, 2) == (4, 2)  # until there is one for a single row
+    assert shapes.find(5, 2) == (8, 2) and shapes.request((8, 2)) == "graph of (8, 2)"
+    assert shapes.find(5, 4) is None and shapes.find(9, 2) is None
+    assert shapes.find(4, 2) == (8, 2)  # until there is one of its own
+    assert shapes.find(3, 2) is None  # which is too far off
 
 
 def test_a_size_that_runs_in_the_next_one_still_earns_its_own() -> None:
     shapes = FixedShapes(fake, 0.1, lambda: True)
-    shapes.make_now((4, 2))
+    shapes.make_now((2, 2))
     shapes.missed(1, 2, 1.0)
     wait(shapes)
-    assert shapes.find(1, 2) == (1, 2) and shapes.find(4, 2) == (4, 2)
-    shapes.missed(4, 2, 1e9)
+    assert shapes.find(1, 2) == (1, 2) and shapes.find(2, 2) == (2, 2)
+    shapes.missed(2, 2, 1e9)
     assert not shapes._coming  # it has its own already
 
 

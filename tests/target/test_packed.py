@@ -83,7 +83,7 @@ def test_eight_bits_stay_near_the_function_and_leave_no_trace(rows: int) -> None
 
 @pytest.mark.skipif(not packed._eight_bits_supported(), reason="this torch has no eight-bit products")
 def test_activations_have_seven_bits_where_sums_of_eight_would_overflow(monkeypatch) -> None:
-    monkeypatch.setattr(packed, "_saturates", lambda: True)
+    monkeypatch.setattr(packed, "saturates", lambda: True)
     model, x = network(), torch.ones(2, 48)  # all as large as can be: what overflows first
     model[0].weight.data.fill_(0.02)
     want = model(x)
@@ -95,7 +95,7 @@ def test_activations_have_seven_bits_where_sums_of_eight_would_overflow(monkeypa
 def test_whether_sums_overflow_decides_how_activations_are_rounded(monkeypatch) -> None:
     model, x, got = network(), torch.randn(2, 48), []
     for overflow in (False, True):
-        monkeypatch.setattr(packed, "_saturates", lambda overflow=overflow: overflow)
+        monkeypatch.setattr(packed, "saturates", lambda overflow=overflow: overflow)
         with PackedLinears(model, eight_bits=True).active(), torch.inference_mode():
             got.append(model(x))
     assert not torch.equal(*got)
