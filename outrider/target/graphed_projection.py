@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import torch
 import triton
@@ -67,13 +68,11 @@ def project(
     shape: Shape | None = None,
 ) -> Tensor:  # [..., N_0 + N_1 + ...], or [..., N_0] when gated
     inputs = weights[0].shape[1]
-    wide = residual is None and shape is None and _on_hopper(x, weights, biases)
-    if norm is not None and (wide or x.numel() // inputs > NORM_ROWS):
+    wide = _wide(x, weights, biases) if residual is None and shape is None else None
+    if norm is not None and (wide is not None or x.numel() // inputs > NORM_ROWS):
         x, norm = rms_norm(x, norm.weight, norm.eps), None
-    if wide:
-        from outrider.target import hopper_projection
-
-        return hopper_projection.project(x, weights, gated)
+    if wide is not None:
+        return wide.project(x, weights, gated)
     flat = x.reshape(-1, inputs)
     rows = flat.shape[0]
     block = max(16, triton.next_power_of_2(rows)) if rows > 1 else 1
@@ -105,19 +104,17 @@ def project(
 
 def parts(x: Tensor, weight: Tensor) -> Tensor | None:  # [P, ..., N] in float32
     """A product as parts that whoever reads it adds up, where that is the faster way."""
-    if not (streams(x, [weight]) and _on_hopper(x, [weight], ())):
+    wide = _wide(x, [weight], ()) if streams(x, [weight]) else None
+    return None if wide is None else wide.parts(x, weight)
+
+
+def _wide(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> ModuleType | None:
+    """The kernels of this chip's own that take the product, where there are any."""
+    if not hopper(x.device):
         return None
     from outrider.target import hopper_projection
 
-    return hopper_projection.parts(x, weight)
-
-
-def _on_hopper(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
-    if not hopper(x.device):
-        return False
-    from outrider.target import hopper_projection
-
-    return hopper_projection.fits(x, weights, any(bias is not None for bias in biases))
+    return hopper_projection if hopper_projection.fits(x, weights, any(b is not None for b in biases)) else None
 
 
 def _shape(width: int, inputs: int, block: int, kind: str, device: torch.device) -> Shape:

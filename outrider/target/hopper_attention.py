@@ -21,9 +21,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.target.graphed_launch import counters, launch, processors
 from outrider.target.graphed_reference import Fresh, Layout
+from outrider.target.tree_attention import SHORT
 
 BLOCK, KEYS = 64, 64  # query rows of a program, keys it looks at together
-SHORT = 2048  # tokens that a slot holds: how the work is cut is chosen by it
 PATIENCE = 64  # looks at whether the other stretches have come
 LOG2E = gl.constexpr(1.4426950408889634)
 
