@@ -21,6 +21,7 @@ CONTRACT = {
     "noise",
     "files",
     "compiled",
+    "native",
 }
 CORE = CONTRACT | {"generation", "text", "sequence"}  # what the engine may know besides
 MIDDLE = {"target", "draft", "grow", "verify", "control", "constrain"}  # one file a method; concrete

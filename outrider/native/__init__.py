@@ -1,0 +1,1 @@
+"""Compiled kernels for the CPU: products with packed weights, and threads that run them together."""

@@ -1,0 +1,266 @@
+"""Vectors: the inner loops of the products, written as vector code that LLVM turns into the processor's own.
+
+Each `..._tile(r)` makes a function that multiplies ROWS rows of weights with r rows of activations and stores their
+products: every load serves several of them, and all sums stay in registers. What is added to one result, and in which
+order, does not depend on r. Weights are stored so that a tile reads memory in one stream.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+ROWS = 4  # of weights in a tile
+GROUP = 32  # weights of a row that lie together; at 4 bits they share a scale
+FLOATS = 16  # the same for float32
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F32 = ir.FloatType()
+
+
+def _features() -> frozenset[str]:
+    try:
+        return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    except RuntimeError:  # LLVM does not know how to ask this system
+        return frozenset()
+
+
+FEATURES = _features()
+_ARM = platform.machine().lower() in ("arm64", "aarch64")
+HALVES = "f16c" in FEATURES or _ARM  # float16 is read by an instruction
+# The products of pairs of int16, added: an instruction where there is one.
+_PAIRS, _WIDE = (
+    ("llvm.x86.avx512.pmaddw.d.512", 32) if "avx512bw" in FEATURES
+    else ("llvm.x86.avx2.pmadd.wd", 16) if "avx2" in FEATURES
+    else ("", 16)
+)  # fmt: skip
+_LANES = 16 if "avx512f" in FEATURES else 8 if "avx" in FEATURES else 4  # of float32
+
+
+def int8_tile(r: int) -> Callable[..., Any]:
+    """Of int8 weights and int16 activations: sums over groups [low, high), times both scales.
+
+    (values [N / ROWS, K / GROUP, ROWS * GROUP], scales [N], q [R, K], qscales [R], out [R, N]), (block of rows, row,
+    low, high). Where low is not 0 they are added to what `out` holds: a long row comes in pieces.
+    """
+
+    def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
+        values, scales, q, qscales, out = arrays
+        block, row, low, high = numbers
+        kind = ir.VectorType(_I32, _WIDE // 2)
+        sums = [[_variable(b, ir.Constant(kind, None)) for _ in range(r)] for _ in range(ROWS)]
+        with _each(b, low, high) as group:
+            for part in range(0, GROUP, _WIDE):
+                read = [
+                    q.vector(_WIDE, _plus(b, row, j), b.add(b.mul(group, _I64(GROUP)), _I64(part))) for j in range(r)
+                ]
+                for i in range(ROWS):
+                    wide = b.sext(values.vector(_WIDE, block, group, GROUP * i + part), ir.VectorType(_I16, _WIDE))
+                    for j in range(r):
+                        b.store(_add_pairs(b, b.load(sums[i][j]), wide, read[j]), sums[i][j])
+        again = b.icmp_signed(">", low, _I64(0))
+        for i, own in _inside(b, block, out):
+            scale = b.load(scales.at(own))
+            for j in range(r):
+                at = _plus(b, row, j)
+                total = b.sitofp(_total(b, b.load(sums[i][j]), b.add), _F32)
+                total = b.fmul(total, b.fmul(scale, b.load(qscales.at(at))))
+                place = out.at(at, own)
+                b.store(b.fadd(total, b.select(again, b.load(place), ir.Constant(_F32, 0.0))), place)
+
+    return _function(body)
+
+
+def int4_tile(r: int) -> Callable[..., Any]:
+    """Of weights scale * (0 .. 15) + minimum by groups, and int16 activations with the sums of their groups.
+
+    (values [N / ROWS, K / GROUP, ROWS * GROUP / 2], scales then minimums [N / ROWS, K / GROUP, 2 * ROWS], q [R, K],
+    sums [R, K / GROUP], qscales [R], out [R, N]), (block of rows, row, groups). Whole numbers within a group, float32
+    across them.
+    """
+
+    def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
+        values, scales, q, qsums, qscales, out = arrays
+        block, row, groups = numbers
+        lanes = _WIDE // 2
+        half, floats, four = GROUP // 2, ir.VectorType(_F32, lanes), ir.VectorType(_F32, ROWS)
+        sums = [[_variable(b, _zeros(floats)) for _ in range(r)] for _ in range(ROWS)]
+        lows = [_variable(b, _zeros(four)) for _ in range(r)]
+        low = ir.Constant(ir.VectorType(_I8, half), [_I8(15)] * half)
+        shift = ir.Constant(ir.VectorType(_I8, half), [_I8(4)] * half)
+        with _each(b, _I64(0), groups) as group:
+            both = scales.vector(2 * ROWS, block, group, 0)
+            both = both if both.type.element == _F32 else b.fpext(both, ir.VectorType(_F32, 2 * ROWS))
+            minimums = _lanes(b, both, range(ROWS, 2 * ROWS))
+            at = b.mul(group, _I64(GROUP))
+            read = [[q.vector(_WIDE, _plus(b, row, j), b.add(at, _I64(part))) for part in range(0, GROUP, _WIDE)]
+                    for j in range(r)]  # fmt: skip
+            for j in range(r):
+                seen = _spread(b, b.load(qsums.at(_plus(b, row, j), group)), ROWS)
+                b.store(_fma(b, minimums, seen, b.load(lows[j])), lows[j])
+            for i in range(ROWS):
+                packed = values.vector(half, block, group, half * i)
+                whole = [b.zext(own, ir.VectorType(_I16, half)) for own in (b.and_(packed, low), b.lshr(packed, shift))]
+                parts = whole if half == _WIDE else [_joined(b, *whole)]
+                scale = _lanes(b, both, [i] * lanes)
+                for j in range(r):
+                    total: ir.Value = ir.Constant(ir.VectorType(_I32, lanes), None)
+                    for part, own in zip(parts, read[j], strict=True):
+                        total = _add_pairs(b, total, part, own)
+                    b.store(_fma(b, b.sitofp(total, floats), scale, b.load(sums[i][j])), sums[i][j])
+        for i, own in _inside(b, block, out):
+            for j in range(r):
+                at = _plus(b, row, j)
+                minimum = b.extract_element(b.load(lows[j]), _I32(i))
+                total = b.fadd(_total(b, b.load(sums[i][j]), b.fadd), minimum)
+                b.store(b.fmul(total, b.load(qscales.at(at))), out.at(at, own))
+
+    return _function(body)
+
+
+def float_tile(r: int) -> Callable[..., Any]:
+    """Of float32 weights and activations.
+
+    (values [N / ROWS, K / FLOATS, ROWS * FLOATS], x [R, K], out [R, N]), (block of rows, row, groups).
+    """
+
+    def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
+        values, x, out = arrays
+        block, row, groups = numbers
+        sums = [[_variable(b, _zeros(ir.VectorType(_F32, _LANES))) for _ in range(r)] for _ in range(ROWS)]
+        with _each(b, _I64(0), groups) as group:
+            for part in range(0, FLOATS, _LANES):
+                at = b.add(b.mul(group, _I64(FLOATS)), _I64(part))
+                read = [x.vector(_LANES, _plus(b, row, j), at) for j in range(r)]
+                for i in range(ROWS):
+                    weights = values.vector(_LANES, block, group, FLOATS * i + part)
+                    for j in range(r):
+                        b.store(_fma(b, weights, read[j], b.load(sums[i][j])), sums[i][j])
+        for i, own in _inside(b, block, out):
+            for j in range(r):
+                b.store(_total(b, b.load(sums[i][j]), b.fadd), out.at(_plus(b, row, j), own))
+
+    return _function(body)
+
+
+class _Array:
+    """A contiguous numpy array inside a function that is being built; uint16 are the bits of float16."""
+
+    def __init__(self, context: Any, builder: ir.IRBuilder, kind: types.Array, value: ir.Value) -> None:
+        array = context.make_array(kind)(context, builder, value)
+        self.builder, self.data = builder, array.data
+        self.shape = cgutils.unpack_tuple(builder, array.shape)
+        self.kind = ir.HalfType() if kind.dtype == types.uint16 else context.get_data_type(kind.dtype)
+
+    def at(self, *place: ir.Value | int) -> ir.Value:
+        """The address of a value."""
+        offset: ir.Value = _I64(0)
+        for index, size in zip(place, self.shape, strict=True):
+            own = _I64(index) if isinstance(index, int) else index
+            offset = self.builder.add(self.builder.mul(offset, size), own)
+        return self.builder.gep(self.data, [offset])
+
+    def vector(self, count: int, *place: ir.Value | int) -> ir.Value:
+        """`count` values from there on."""
+        address = self.builder.bitcast(self.at(*place), ir.VectorType(self.kind, count).as_pointer())
+        return self.builder.load(address, align=1, typ=ir.VectorType(self.kind, count))
+
+
+def _function(body: Callable[..., None]) -> Callable[..., Any]:
+    """What compiled code calls with a tuple of contiguous arrays and one of numbers."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(_typing: Any, arrays: Any, numbers: Any) -> Any:
+        assert all(kind.layout == "C" for kind in arrays), "tiles read contiguous arrays"
+
+        def built(context: Any, builder: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
+            every, numbers = (cgutils.unpack_tuple(builder, own) for own in given)
+            kinds = zip(signature.args[0], every, strict=True)
+            body(builder, [_Array(context, builder, kind, own) for kind, own in kinds], numbers)
+            return context.get_dummy_value()
+
+        return types.void(arrays, types.UniTuple(types.int64, len(numbers))), built
+
+    return tile
+
+
+@contextmanager
+def _each(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> Iterator[ir.Value]:
+    with cgutils.for_range_slice(b, low, high, _I64(1)) as (index, _):
+        yield index
+
+
+def _inside(b: ir.IRBuilder, block: ir.Value, out: _Array) -> Iterator[tuple[int, ir.Value]]:
+    """The rows of a block of weights that are not padding, by number in the block and in the matrix."""
+    for i in range(ROWS):
+        own = _plus(b, b.mul(block, _I64(ROWS)), i)
+        with b.if_then(b.icmp_signed("<", own, out.shape[-1]), likely=True):
+            yield i, own
+
+
+def _variable(b: ir.IRBuilder, start: ir.Constant) -> ir.Value:
+    """LLVM keeps it in a register."""
+    place = cgutils.alloca_once(b, start.type)
+    b.store(start, place)
+    return place
+
+
+def _zeros(kind: ir.VectorType) -> ir.Constant:
+    return ir.Constant(kind, [ir.Constant(kind.element, 0.0)] * kind.count)
+
+
+def _plus(b: ir.IRBuilder, value: ir.Value, constant: int) -> ir.Value:
+    return b.add(value, _I64(constant))
+
+
+def _add_pairs(b: ir.IRBuilder, sums: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The products of two vectors of int16 on top of half as many sums."""
+    count, kind = x.type.count, sums.type
+    if _PAIRS:
+        own = b.module.declare_intrinsic(_PAIRS, (), ir.FunctionType(kind, [x.type, y.type]))
+        return b.add(sums, b.call(own, [x, y]))
+    for start in (0, count // 2):
+        halves = [b.sext(_lanes(b, v, range(start, start + count // 2)), kind) for v in (x, y)]
+        sums = b.add(sums, b.mul(*halves))
+    return sums
+
+
+def _lanes(b: ir.IRBuilder, vector: ir.Value, chosen: Sequence[int]) -> ir.Value:
+    return b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), _mask(chosen))
+
+
+def _joined(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.shuffle_vector(x, y, _mask(range(2 * x.type.count)))
+
+
+def _mask(chosen: Sequence[int]) -> ir.Constant:
+    return ir.Constant(ir.VectorType(_I32, len(chosen)), [_I32(lane) for lane in chosen])
+
+
+def _spread(b: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
+    """In every lane."""
+    vector = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
+    return _lanes(b, b.insert_element(vector, value, _I32(0)), [0] * count)
+
+
+def _total(b: ir.IRBuilder, vector: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+    """The sum over the lanes: halves on each other until one is left."""
+    count = vector.type.count
+    while count > 1:
+        count //= 2
+        vector = add(_lanes(b, vector, range(count)), _lanes(b, vector, range(count, 2 * count)))
+    return b.extract_element(vector, _I32(0))
+
+
+def _fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """x * y + z, rounded once where the processor has that, else twice."""
+    if "fma" not in FEATURES and not _ARM:
+        return b.fadd(b.fmul(x, y), z)
+    kind = ir.FunctionType(x.type, [x.type] * 3)
+    return b.call(b.module.declare_intrinsic(f"llvm.fma.v{x.type.count}f32", (), kind), [x, y, z])
