@@ -161,6 +161,17 @@ def _openvino_obstacle(device: torch.device, precision: str) -> str:
     return ""
 
 
+def _native(model: Any, precision: str, keep: bool, limits: Mapping[str, Any]) -> Target:
+    from outrider.target.native import NativeTarget
+
+    return NativeTarget(model, precision=precision, **limits)
+
+
+def _native_obstacle(device: torch.device, _: str) -> str:
+    where = f"the runtime native runs on the CPU, not on {device}"
+    return "" if device.type == "cpu" else f"{where}; use --device cpu or runtime eager"
+
+
 def _graphs(model: Any, _: str, keep: bool, limits: Mapping[str, Any]) -> Target:
     from outrider.target.graphed import GraphedTarget
 
@@ -179,6 +190,10 @@ RUNTIMES = {
         Runtime(
             "openvino", "OpenVINO graphs on the CPU, float32 or with int8 and int4 weights",
             ("float32", "int8", "int4", "int8-weights", "int4-weights"), _openvino_obstacle, _openvino, measured=True,
+        ),
+        Runtime(
+            "native", "Llama-like models on the CPU, a whole step as one compiled call; int8 and int4 weights",
+            ("float32", "int8", "int4"), _native_obstacle, _native,
         ),
         Runtime("eager", "transformers on PyTorch, layer by layer: all models and devices", (), lambda *_: "", _eager),
     )

@@ -95,6 +95,18 @@ def _blocks(matrix: NDArray[Any], group: int) -> NDArray[Any]:
     return np.ascontiguousarray(split.transpose(0, 2, 1, 3)).reshape(split.shape[0], split.shape[2], ROWS * group)
 
 
+def unpack(values: NDArray[Any], scales: NDArray[Any]) -> Floats:
+    """The matrix that these arrays of a `Packed` stand for, padding included."""
+    blocks, groups, _ = values.shape
+    split = values.reshape(blocks, groups, ROWS, -1)
+    if values.dtype == np.uint8:
+        laws = scales.view(np.float16) if scales.dtype == np.uint16 else scales
+        scale, minimum = np.split(laws.astype(np.float32).reshape(blocks, groups, 2 * ROWS, 1), 2, axis=2)
+        split = np.concatenate([split & 15, split >> 4], 3) * scale + minimum
+    dense: Floats = split.transpose(0, 2, 1, 3).reshape(blocks * ROWS, -1).astype(np.float32)
+    return dense * np.pad(scales, (0, len(dense) - len(scales)))[:, None] if values.dtype == np.int8 else dense
+
+
 @compiled
 def share(size: int, me: int, count: int) -> tuple[int, int]:
     """Which part of `size` rows of weights is this thread's: whole blocks."""

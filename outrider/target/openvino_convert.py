@@ -125,11 +125,11 @@ def traits(model: Any) -> Traits:
     name, text = type(model).__name__, model.config.get_text_config(decoder=True)
     if model.device.type != "cpu" or model.dtype != torch.float32:
         raise UnsupportedModel(
-            f"OpenVINO graphs are made from float32 models on the CPU, not {model.dtype} on {model.device.type}; "
-            "load with device='cpu', dtype='float32' and choose the precision of the graph"
+            f"this runtime is made from float32 models on the CPU, not {model.dtype} on {model.device.type}; "
+            "load with device='cpu', dtype='float32' and choose the precision of the runtime"
         )
     if any((getattr(text, key, 0) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts")):
-        raise UnsupportedModel(f"{name} chooses experts at run time, which a traced graph cannot; use runtime eager")
+        raise UnsupportedModel(f"{name} chooses experts at run time, which this runtime cannot; use runtime eager")
     listener, recorder = _Listener(), ShapeRecorder()
     try:
         with running(listener), switched(attention_configs(model), EAGER):  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def traits(model: Any) -> Traits:
     layers = len(recorder.shapes)
     if not layers or sorted(recorder.shapes) != list(range(layers)) or listener.attended != layers:
         raise UnsupportedModel(
-            f"{name} has attention or caches of its own, which no graph is made of; use runtime eager"
+            f"{name} has attention or caches of its own, which this runtime cannot run; use runtime eager"
         )
     return Traits(
         text.model_type, model.device, model.dtype, out.logits.shape[-1], [recorder.shapes[i] for i in range(layers)],

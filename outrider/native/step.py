@@ -1,0 +1,222 @@
+"""Step: a whole forward of a Llama-like decoder in one call, on every thread of a team.
+
+Rows may belong to several slots. A thread has its share of the columns of each product and of the heads; it waits for
+the others five times a layer. What comes before a product (a norm, rounding) needs whole rows: of few rows every thread
+does all on its own, of many its share. A row's bits depend on what it sees alone, neither on other rows nor on threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.compiled import compiled
+from outrider.native.attention import BLOCK, attend
+from outrider.native.linear import share
+from outrider.native.numbers import gate, norm, rotate
+from outrider.native.products import Linear, Rows, prepare, product
+from outrider.native.team import barrier
+
+Floats = NDArray[np.float32]
+FEW = 4  # rows: waiting for a share of the work is dearer than doing all of it
+
+
+class Weights(NamedTuple):
+    embedding: Floats  # [V, hidden]
+    before_attention: Floats  # [L, hidden]: norms
+    before_mlp: Floats  # [L, hidden]
+    last: Floats  # [hidden]
+    query_norm: Floats  # [L, D]; [L, 0]: none
+    key_norm: Floats
+    windows: NDArray[np.int64]  # [L]: positions that a row sees, itself among them; 0: all
+    qkv: Linear  # N: heads of queries, of keys, of values
+    out: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+    head: Linear  # of one layer
+
+
+class Shape(NamedTuple):
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float  # of queries
+    epsilon: float  # of norms
+
+
+class Store(NamedTuple):
+    """Keys and values of all slots; see `attention` for the order of keys."""
+
+    keys: Floats  # [L, slots, kv_heads, blocks, D, BLOCK]
+    values: Floats  # [L, slots, kv_heads, blocks * BLOCK, D]
+
+
+class Batch(NamedTuple):
+    """The rows of one step."""
+
+    tokens: NDArray[np.int64]  # [R]
+    slots: NDArray[np.int64]  # [R]
+    lengths: NDArray[np.int64]  # [R]: committed text of the slot
+    places: NDArray[np.int64]  # [R]: where its keys and values go
+    sees: NDArray[np.bool_]  # [R, nodes]: its ancestors among the rows in flight of its slot, and itself
+    cos: Floats  # [R, D]
+    sin: Floats
+    taken: NDArray[np.int64]  # [L + 1]: place in `hidden` of what enters a layer, and of the last norm; -1: nowhere
+
+
+class Work(NamedTuple):
+    """Room for what a step computes on its way; rows are as many as were met, or more."""
+
+    x: Floats  # [R, hidden]
+    added: Floats  # [R, hidden]: what comes on top
+    qkv: Floats  # [R, heads of queries, keys, values]
+    attended: Floats  # [R, heads * D]
+    gates: Floats  # [R, inner]
+    ups: Floats  # [R, inner]
+    scores: Floats  # [threads, positions]
+    normed: Floats  # [threads, R, hidden]
+    from_hidden: Rows  # what products read, by their widths
+    from_attended: Rows
+    from_inner: Rows
+
+
+class Outputs(NamedTuple):
+    logits: Floats  # [R, V], or [0, V] where they are not asked for
+    hidden: Floats  # [taken, R, hidden]
+
+
+@compiled
+def step(
+    me: int, threads: int, sync: NDArray[np.int64], weights: Weights, shape: Shape, store: Store, batch: Batch,
+    work: Work, outputs: Outputs,
+) -> None:  # fmt: skip
+    rows, x = len(batch.tokens), work.x
+    few = rows <= FEW
+    first, last = rows * me // threads, rows * (me + 1) // threads
+    for row in range(first, last):
+        x[row] = weights.embedding[batch.tokens[row]]
+    barrier(sync, threads)
+    for layer in range(len(weights.windows)):
+        _keep(x, batch.taken[layer], outputs.hidden, first, last)
+        at = _normed(me, threads, sync, few, rows, weights.before_attention[layer], shape.epsilon, work)
+        _project(me, threads, rows, weights, layer, shape, store, batch, work, at)
+        barrier(sync, threads)
+        _attend(me, threads, rows, layer, weights.windows[layer], shape, store, batch, work)
+        barrier(sync, threads)
+        at = _ready(me, threads, sync, few, rows, work.attended, work.from_attended)
+        _add(me, threads, rows, weights.out, layer, work.from_attended, at, work)
+        barrier(sync, threads)
+        at = _normed(me, threads, sync, few, rows, weights.before_mlp[layer], shape.epsilon, work)
+        _gate(me, threads, rows, weights, layer, work, at)
+        barrier(sync, threads)
+        at = _ready(me, threads, sync, few, rows, work.gates, work.from_inner)
+        _add(me, threads, rows, weights.down, layer, work.from_inner, at, work)
+        barrier(sync, threads)
+    at = _normed(me, threads, sync, few, rows, weights.last, shape.epsilon, work)
+    _keep(work.normed[at], batch.taken[-1], outputs.hidden, first, last)
+    if len(outputs.logits):
+        low, high = share(outputs.logits.shape[1], me, threads)
+        product(weights.head, 0, work.from_hidden, at, rows, outputs.logits, low, high)
+
+
+@compiled
+def _keep(x: Floats, place: int, hidden: Floats, first: int, last: int) -> None:
+    if place >= 0:
+        hidden[place, first:last] = x[first:last]
+
+
+@compiled
+def _ready(
+    me: int, threads: int, sync: NDArray[np.int64], few: bool, rows: int, x: Floats, made: Rows
+) -> int:  # fmt: skip
+    """Makes all rows of x ready for a product; gives the copy to read."""
+    if few:
+        prepare(x, made, me, 0, rows)
+        return me
+    prepare(x, made, 0, rows * me // threads, rows * (me + 1) // threads)
+    barrier(sync, threads)
+    return 0
+
+
+@compiled
+def _normed(
+    me: int, threads: int, sync: NDArray[np.int64], few: bool, rows: int, weight: Floats, epsilon: float, work: Work
+) -> int:  # fmt: skip
+    """The same behind a norm."""
+    low, high, at = (0, rows, me) if few else (rows * me // threads, rows * (me + 1) // threads, 0)
+    for row in range(low, high):
+        norm(work.x[row], weight, epsilon, work.normed[at, row])
+    return _ready(me, threads, sync, few, rows, work.normed[at], work.from_hidden)
+
+
+@compiled
+def _add(me: int, threads: int, rows: int, linear: Linear, layer: int, made: Rows, at: int, work: Work) -> None:
+    """My columns of a product, on top of x."""
+    low, high = share(work.x.shape[1], me, threads)
+    product(linear, layer, made, at, rows, work.added, low, high)
+    for row in range(rows):
+        for n in range(low, high):
+            work.x[row, n] += work.added[row, n]
+
+
+@compiled
+def _gate(me: int, threads: int, rows: int, weights: Weights, layer: int, work: Work, at: int) -> None:
+    """My columns of silu(gates) * ups, in the place of the gates."""
+    low, high = share(work.gates.shape[1], me, threads)
+    product(weights.gate, layer, work.from_hidden, at, rows, work.gates, low, high)
+    product(weights.up, layer, work.from_hidden, at, rows, work.ups, low, high)
+    for row in range(rows):
+        gate(work.gates[row, low:high], work.ups[row, low:high])
+
+
+@compiled
+def _project(
+    me: int, threads: int, rows: int, weights: Weights, layer: int, shape: Shape, store: Store, batch: Batch,
+    work: Work, at: int,
+) -> None:  # fmt: skip
+    """My heads of queries, keys and values: turned to their positions, and the latter two stored."""
+    dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
+    many = heads + 2 * kv_heads
+    first, last = many * me // threads, many * (me + 1) // threads
+    product(weights.qkv, layer, work.from_hidden, at, rows, work.qkv, first * dim, last * dim)
+    keys, values, scale = store.keys[layer], store.values[layer], np.float32(shape.scale)
+    for row in range(rows):
+        slot, place, cos, sin = batch.slots[row], batch.places[row], batch.cos[row], batch.sin[row]
+        for head in range(first, last):
+            own = work.qkv[row, head * dim : (head + 1) * dim]
+            if head < heads:
+                if weights.query_norm.shape[1]:
+                    norm(own, weights.query_norm[layer], shape.epsilon, own)
+                rotate(own, cos, sin)
+                for d in range(dim):
+                    own[d] *= scale
+            elif head < heads + kv_heads:
+                if weights.key_norm.shape[1]:
+                    norm(own, weights.key_norm[layer], shape.epsilon, own)
+                rotate(own, cos, sin)
+                block = keys[slot, head - heads, place // BLOCK]
+                for d in range(dim):
+                    block[d, place % BLOCK] = own[d]
+            else:
+                values[slot, head - heads - kv_heads, place] = own
+
+
+@compiled
+def _attend(
+    me: int, threads: int, rows: int, layer: int, window: int, shape: Shape, store: Store, batch: Batch, work: Work
+) -> None:  # fmt: skip
+    """My share of rows and heads; those that read the same keys come behind each other."""
+    dim, group = shape.dim, shape.heads // shape.kv_heads
+    items = rows * shape.heads
+    keys, values = store.keys[layer], store.values[layer]
+    for item in range(items * me // threads, items * (me + 1) // threads):
+        kv, rest = divmod(item, rows * group)
+        row, place = divmod(rest, group)
+        low = (kv * group + place) * dim
+        slot, length = batch.slots[row], batch.lengths[row]
+        sees = batch.sees[row, : batch.places[row] - length + 1]
+        attend(work.qkv[row, low : low + dim], keys[slot, kv], values[slot, kv], length, sees, window, work.scores[me],
+               work.attended[row, low : low + dim])  # fmt: skip

@@ -1,0 +1,127 @@
+"""NativeTarget: Llama-like models on the CPU, a whole step as one compiled call on all threads.
+
+Slots, prefill, trees and commits are those of the eager runtime. Weights of 8 and 4 bits are multiplied as whole
+numbers instead of being turned into float32 first, which counts on processors without AVX-512. A row's result is the
+same to the last bit in any tree, batch and prefill, in every precision. With int8 or int4 weights the model is another
+one, and "the same output" means that of plain decoding in the same precision. Checked at load against the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.native.products import Linear, Rows
+from outrider.native.step import Batch, Outputs, Work, step
+from outrider.native.team import Team
+from outrider.protocols import Needs, Scores
+from outrider.target.eager import TransformersTarget
+from outrider.target.native_cache import NativeCache
+from outrider.target.native_model import BITS, as_held, read_by, recognise, weights_of
+from outrider.target.openvino_convert import Traits, traits
+from outrider.target.passes import Block
+from outrider.target.selftest import self_check
+
+CHUNK = 64  # rows of a prefill
+ROUNDED = 1e-2  # of the largest logit: how far rounding activations may move one at load
+
+
+class NativeTarget(TransformersTarget):
+    runtime = "native"
+    own_threads = True  # other than torch's
+
+    def __init__(self, model: Any, *, precision: str = "float32", **limits: Any) -> None:
+        self.precision = precision
+        limits["prefill_chunk"] = min(limits.get("prefill_chunk", CHUNK), CHUNK)
+        super().__init__(model, **limits, self_test=False)
+        self._weights = weights_of(model, BITS[precision])
+        self._team = Team(torch.get_num_threads())
+        self._work = self._room(1)
+        self._turns = np.zeros((2, 0, self._shape.dim), dtype=np.float32)  # cosines and sines by position
+        with as_held(model, self._weights):
+            self_check(self, None if precision == "float32" else ROUNDED)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the weights, in the form that they are held in."""
+        linears = [own for own in self._weights if isinstance(own, Linear)]
+        return sum(own.values.nbytes + own.scales.nbytes for own in linears)
+
+    def _adapt(self, model: Any) -> Traits:
+        known = traits(model)
+        self._shape = recognise(model, known)
+        return known
+
+    def _allocate(self, slots: int) -> NativeCache:
+        return NativeCache(self._adapter.shapes, slots, self.max_context + self.max_rows)
+
+    def _room(self, rows: int) -> Work:
+        """Arrays for steps of so many rows."""
+        weights, shape, team = self._weights, self._shape, self._team.threads
+        hidden, inner, dim = weights.embedding.shape[1], self.model.model.layers[0].mlp.up_proj.out_features, shape.dim
+
+        def floats(*sizes: int) -> NDArray[np.float32]:
+            return np.zeros(sizes, dtype=np.float32)
+
+        def made(linear: Linear) -> Rows:
+            kind, width, groups = read_by(linear)
+            return Rows(np.zeros((team, rows, width), dtype=kind), floats(team, rows), floats(team, rows, groups))
+
+        return Work(
+            floats(rows, hidden), floats(rows, hidden), floats(rows, (shape.heads + 2 * shape.kv_heads) * dim),
+            floats(rows, shape.heads * dim), floats(rows, inner), floats(rows, inner),
+            floats(team, self._cache.capacity), floats(team, rows, hidden),
+            made(weights.qkv), made(weights.out), made(weights.down),
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def _turned(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Changes state: [2, R, D], from a table by the model's own rule that grows with the longest text."""
+        last = int(positions.max())
+        if last >= self._turns.shape[1]:
+            count = min(self.max_context, max(512, 2 * last + 1))
+            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(count)[None])
+            self._turns = np.stack([own[0].numpy() for own in both])
+        return self._turns.take(positions, axis=1)  # contiguous, as compiled code expects
+
+    def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
+        hidden = {layer: layer % self._adapter.hidden for layer in needs.hidden}
+        places = {own: place for place, own in enumerate(dict.fromkeys(hidden.values()))}
+        batch, rows = self._batch(blocks, places), sum(b.rows for b in blocks)
+        if rows > len(self._work.x):
+            self._work = self._room(1 << (rows - 1).bit_length())
+        width = self._weights.embedding.shape[1]
+        outputs = Outputs(np.empty((rows if logits else 0, self.vocab_size), dtype=np.float32),
+                          np.empty((len(places), rows, width), dtype=np.float32))  # fmt: skip
+        self._team.run(step, self._weights, self._shape, self._cache.store, batch, self._work, outputs)
+        scores, begin = [], 0
+        for b in blocks:
+            own, begin = slice(begin, begin + b.rows), begin + b.rows
+            scores.append(
+                Scores(
+                    torch.from_numpy(outputs.logits[own]) if logits else None,
+                    {layer: torch.from_numpy(outputs.hidden[places[at], own]) for layer, at in hidden.items()},
+                )
+            )
+        return scores
+
+    def _batch(self, blocks: Sequence[Block], places: dict[int, int]) -> Batch:
+        counts = [b.rows for b in blocks]
+        sees = np.zeros((sum(counts), max(len(b.tokens) for b in blocks)), dtype=np.bool_)
+        begin = 0
+        for b in blocks:
+            sees[begin : begin + b.rows, : len(b.tokens)] = b.sees
+            begin += b.rows
+        taken = np.full(self._adapter.hidden, -1, dtype=np.int64)
+        for layer, place in places.items():
+            taken[layer] = place
+        lengths = np.repeat([b.length for b in blocks], counts)
+        cos, sin = self._turned(np.concatenate([b.length + b.depths[b.done :] for b in blocks]))
+        return Batch(
+            np.concatenate([b.tokens[b.done :] for b in blocks]), np.repeat([b.slot for b in blocks], counts), lengths,
+            np.concatenate([np.arange(b.length + b.done, b.reach) for b in blocks]), sees, cos, sin, taken,
+        )  # fmt: skip

@@ -1,0 +1,59 @@
+"""NativeCache: keys and values of all slots as the native step reads them.
+
+Nothing grows: memory that was never used is not touched. Rows in flight stand behind the committed text, node i of a
+tree at length + i. What lies behind a row's own place is never read, so a released slot need not be wiped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.compiled import compiled
+from outrider.native.attention import BLOCK
+from outrider.native.step import Store
+from outrider.target.cache import LayerShape, zeros
+
+
+class NativeCache:
+    def __init__(self, shapes: Sequence[LayerShape], slots: int, capacity: int) -> None:
+        """Layers of equal shapes."""
+        shape, blocks = shapes[0], -(-capacity // BLOCK)
+        rows = (len(shapes), slots, shape.heads)
+        self.slots, self.capacity = slots, blocks * BLOCK
+        keys = zeros((*rows, blocks, shape.key_dim, BLOCK), shape.dtype, shape.device).numpy()
+        values = zeros((*rows, self.capacity, shape.value_dim), shape.dtype, shape.device).numpy()
+        self.store = Store(keys, values)
+
+    @property
+    def bytes(self) -> int:
+        return self.store.keys.nbytes + self.store.values.nbytes
+
+    def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Changes state: copy row sources[i] of slots[i] to row targets[i], which lies before it."""
+        _move(self.store, np.array(slots), np.array(sources), np.array(targets))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Changes state: the first `length` rows of one slot become those of another."""
+        keys, values, blocks = self.store.keys, self.store.values, -(-length // BLOCK)
+        keys[:, target, :, :blocks] = keys[:, source, :, :blocks]
+        values[:, target, :, :length] = values[:, source, :, :length]
+
+    def wipe(self, slot: int, length: int) -> None:
+        """Forget a slot: nothing to do."""
+
+
+@compiled
+def _move(
+    store: Store, slots: NDArray[np.int64], sources: NDArray[np.int64], targets: NDArray[np.int64]
+) -> None:  # fmt: skip
+    for i in range(len(slots)):
+        slot, source, target = slots[i], sources[i], targets[i]
+        for layer in range(store.keys.shape[0]):
+            for head in range(store.keys.shape[2]):
+                keys, values = store.keys[layer, slot, head], store.values[layer, slot, head]
+                values[target] = values[source]
+                for d in range(keys.shape[1]):
+                    keys[target // BLOCK, d, target % BLOCK] = keys[source // BLOCK, d, source % BLOCK]

@@ -1,0 +1,286 @@
+"""The native runtime: the rows of independent forwards, and the same to the last bit whatever shares the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.check.gate import QUICK, check
+from outrider.errors import InputError, UnsupportedModel
+from outrider.native.products import Linear
+from outrider.protocols import Needs
+from outrider.runtimes import RUNTIMES, build
+from outrider.target import native
+from outrider.target.native import NativeTarget
+from outrider.target.native_cache import NativeCache
+from outrider.target.native_model import BITS, as_held
+from outrider.tree import TokenTree, fixed, root
+from tests.target import test_architectures as zoo
+from tests.target.test_runtime import level_by_level_equals_one_verify
+
+PROMPT = [3, 14, 15, 9, 26, 5, 35]
+TREE = fixed(np.array([8, 9, 7, 9, 3, 2, 3, 8]), np.array([-1, 0, 0, 1, 2, 2, 4, 6]))
+TEXT = np.random.default_rng(1).integers(0, 61, 400).tolist()
+RUN = ("llama", "llama-dynamic-rope", "qwen2", "qwen2-window", "qwen3", "mistral-window")
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=72, intermediate_size=100, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=12, max_position_embeddings=2048, initializer_range=0.3, eos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module", params=BITS)
+def target(model: LlamaForCausalLM, request: pytest.FixtureRequest) -> NativeTarget:
+    """One for all tests: they release what they acquire."""
+    return NativeTarget(model, precision=request.param, max_slots=4, max_rows=32)
+
+
+def open_slot(target: NativeTarget, prompt: list[int] = PROMPT) -> int:
+    slot = target.acquire()
+    for _ in target.prefill([slot], [prompt], Needs()):
+        pass
+    return slot
+
+
+def logits(target: NativeTarget, slot: int, tree: TokenTree = TREE) -> torch.Tensor:
+    rows = target.verify([slot], [tree], Needs())[0].logits
+    assert rows is not None
+    return rows
+
+
+def row_by_row(target: NativeTarget, slot: int, tokens: list[int]) -> torch.Tensor:
+    """The rows of a text as plain decoding scores them, on a fork."""
+    twin, rows = target.fork(slot), []
+    for token in tokens:
+        rows.append(logits(target, twin, root(token))[0])
+        target.commit([twin], [[]])
+    target.release(twin)
+    return torch.stack(rows)
+
+
+# Against the model itself
+
+
+def walk(name: str, **options: Any) -> float:
+    return zoo.walk(zoo.build(name), runtime=NativeTarget, **options)
+
+
+@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_trees_equal_independent_forwards(name: str, batch: int) -> None:
+    assert walk(name, batch=batch, seed=5, steps=8, chunk=13) < 1e-4
+
+
+@pytest.mark.parametrize("bug", [zoo.seeing_siblings, zoo.by_storage_order])
+def test_wrong_rows_are_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "self_check", lambda *_: None)
+    monkeypatch.setattr(zoo.eager, "Block", bug)
+    assert walk("llama", batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+def test_a_stale_cache_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeCache, "move", lambda *_: None)
+    assert walk("llama", batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+@pytest.mark.parametrize("name", [n for n in RUN if n in zoo.WINDOWED])
+def test_an_ignored_window_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = native.weights_of
+    monkeypatch.setattr(native, "self_check", lambda *_: None)
+    monkeypatch.setattr(native, "weights_of", lambda *of: (w := made(*of))._replace(windows=w.windows * 0))
+    assert walk(name, batch=2, seed=3, steps=3, chunk=16) > 1e-2
+
+
+def test_rounded_weights_are_the_model_with_these_weights(model: LlamaForCausalLM, target: NativeTarget) -> None:
+    """Only activations of int8 and int4 are rounded besides."""
+    slot, text = open_slot(target), [*PROMPT[:-1], *TREE.tokens[[0, *TREE.path(7)]].tolist()]
+    got = logits(target, slot)[[0, *TREE.path(7)]]
+    with torch.no_grad():
+        plain = model(torch.tensor([text])).logits[0, len(PROMPT) - 1 :]
+        with as_held(model, target._weights):
+            held = model(torch.tensor([text])).logits[0, len(PROMPT) - 1 :]
+        assert torch.equal(model(torch.tensor([text])).logits[0, len(PROMPT) - 1 :], plain)
+    target.release(slot)
+    near, far = (got - held).abs().max() / held.abs().max(), (plain - held).abs().max() / held.abs().max()
+    exact = target.precision == "float32"
+    assert near < (1e-5 if exact else 2e-3)
+    assert far < 1e-6 if exact else 3 * near < far < (0.1 if target.precision == "int8" else 0.8)
+
+
+def test_hidden_states_are_transformers_own(model: LlamaForCausalLM) -> None:
+    target = NativeTarget(model, max_slots=1, prefill_chunk=4)
+    slot, needs = target.acquire(), Needs(logits=True, hidden=(0, 2, -1))
+    chunks = [c for part in target.prefill([slot], [PROMPT], needs) for c in part]
+    scores = target.verify([slot], [TREE], needs)[0]
+    path = [0, *TREE.path(7)]
+    with torch.no_grad():
+        text = [*PROMPT[:-1], *TREE.tokens[path].tolist()]
+        want = model(torch.tensor([text]), output_hidden_states=True)
+    for layer in needs.hidden:
+        got = torch.cat([*(c.scores.hidden[layer] for c in chunks), scores.hidden[layer][path]])
+        assert (got - want.hidden_states[layer][0]).abs().max() < 2e-4
+    got = torch.cat([*(c.scores.logits for c in chunks), scores.logits[path]])
+    assert (got - want.logits[0]).abs().max() < 5e-4
+
+
+# Bit by bit
+
+
+@pytest.mark.parametrize("length", [1, 7, 62, 64, 130, 300])
+def test_a_tree_scores_every_path_as_plain_decoding_to_the_last_bit(target: NativeTarget, length: int) -> None:
+    slot = open_slot(target, TEXT[:length])
+    rows = logits(target, slot)
+    for leaf in (3, 5, 7):
+        path = [0, *TREE.path(leaf)]
+        assert torch.equal(rows[path], row_by_row(target, slot, TREE.tokens[path].tolist()))
+    target.release(slot)
+
+
+@pytest.mark.parametrize("width", [3, 5, 24])
+def test_steps_of_any_width_have_the_bits_of_single_rows(target: NativeTarget, width: int) -> None:
+    slot, text = open_slot(target, TEXT[:60]), TEXT[60:84]
+    plain, rows = row_by_row(target, slot, text), []
+    for at in range(0, len(text), width):
+        part = text[at : at + width]
+        rows.append(logits(target, slot, fixed(np.array(part), np.arange(len(part)) - 1)))
+        target.commit([slot], [list(range(1, len(part)))])
+    target.release(slot)
+    assert torch.equal(torch.cat(rows), plain)
+
+
+def test_prompts_leave_the_same_bits_in_pieces_of_any_size(target: NativeTarget) -> None:
+    rows = []
+    for chunk in (64, 33, 7):
+        target.prefill_chunk = chunk
+        rows.append(logits(target, slot := open_slot(target, TEXT[:200])))
+        target.release(slot)
+    target.prefill_chunk = native.CHUNK
+    assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
+
+
+def test_batch_one_equals_batch_n_to_the_last_bit(target: NativeTarget) -> None:
+    prompts, small = [PROMPT, [5, 4, 3], TEXT[:140]], fixed(np.array([1, 2]), np.array([-1, 0]))
+    slots = [target.acquire() for _ in prompts]
+    for _ in target.prefill(slots, prompts, Needs()):
+        pass
+    together = target.verify(slots, [TREE, small, TREE], Needs())
+    for slot, prompt, tree, rows in zip(slots, prompts, [TREE, small, TREE], together, strict=True):
+        own = open_slot(target, prompt)
+        assert torch.equal(rows.logits, logits(target, slot, tree)) and torch.equal(
+            rows.logits, logits(target, own, tree)
+        )
+        target.release(own)
+    for slot in slots:
+        target.release(slot)
+
+
+def test_threads_change_no_bit(model: LlamaForCausalLM, target: NativeTarget) -> None:
+    torch.set_num_threads(3)
+    try:
+        other = NativeTarget(model, precision=target.precision, max_slots=1, max_rows=32)
+    finally:
+        torch.set_num_threads(1)
+    assert other._team.threads == 3
+    for tree in (root(4), TREE, fixed(np.arange(30), np.arange(30) - 1)):
+        slots = [open_slot(own, TEXT[:100]) for own in (target, other)]
+        assert torch.equal(logits(target, slots[0], tree), logits(other, slots[1], tree))
+        target.release(slots[0])
+        other.release(slots[1])
+
+
+# Slots
+
+
+def test_growing_a_tree_level_by_level_equals_one_verify(model: LlamaForCausalLM) -> None:
+    level_by_level_equals_one_verify(NativeTarget(model, max_slots=2))
+
+
+def test_accepted_rows_stay_and_rejected_ones_leave_no_trace(target: NativeTarget) -> None:
+    slot, other = open_slot(target, TEXT[:60]), open_slot(target, [*TEXT[:59], *TREE.tokens[[0, 2, 4, 6]].tolist(), 5])
+    logits(target, slot)
+    twin = target.fork(slot)
+    target.commit([slot], [[2, 4, 6]])
+    assert torch.equal(logits(target, slot, root(5)), logits(target, other, root(5)))
+    assert target.length(twin) == 59
+    assert torch.equal(logits(target, twin)[[0]], row_by_row(target, twin, [8]))
+    for own in (slot, other, twin):
+        target.release(own)
+
+
+def test_a_released_slot_leaves_nothing_behind(model: LlamaForCausalLM) -> None:
+    target = NativeTarget(model, max_slots=1, max_rows=8)
+    want = logits(target, slot := open_slot(target))
+    for stored in target._cache.store:
+        stored[:] = np.nan
+    target.release(slot)
+    assert torch.equal(logits(target, open_slot(target)), want)
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gpt2", "not built like Llama"), ("gemma2", "not built like Llama"), ("phi3", "not built like Llama"),
+        ("olmo2", "not built like Llama"), ("mixtral", "experts"), ("granite", "differently from plain forwards"),
+    ],
+)  # fmt: skip
+def test_what_is_not_like_llama_is_refused_with_a_sentence(name: str, why: str) -> None:
+    with pytest.raises(UnsupportedModel, match=why) as caught:
+        build(zoo.build(name), "native")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_activation_or_device_is_refused(model: LlamaForCausalLM) -> None:
+    config = LlamaConfig(**{**zoo.COMMON, "hidden_act": "gelu"})
+    with pytest.raises(UnsupportedModel, match="another activation than SiLU.*use openvino or eager"):
+        NativeTarget(LlamaForCausalLM(config).eval())
+    assert "CPU" in RUNTIMES["native"].obstacle(torch.device("cuda"), "int8")
+    with pytest.raises(InputError, match="no precision"):
+        build(model, "native", "int8-weights")
+
+
+@pytest.mark.parametrize("part", ["qkv", "down", "last"])
+def test_the_check_at_load_finds_wrong_weights(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    made = native.weights_of
+
+    def wrong(*of: Any) -> Any:
+        weights = made(*of)
+        own = getattr(weights, part)
+        turned = own._replace(values=own.values[::-1].copy()) if isinstance(own, Linear) else own[::-1].copy() * 1.1
+        return weights._replace(**{part: turned})
+
+    monkeypatch.setattr(native, "weights_of", wrong)
+    monkeypatch.setattr(native, "as_held", lambda model, _: as_held(model, made(model, 8)))
+    with pytest.raises(UnsupportedModel, match="differently from plain forwards"):
+        NativeTarget(model, precision="int8")
+
+
+def test_weight_bytes_count_what_a_step_reads(model: LlamaForCausalLM) -> None:
+    linears = sum(p.numel() for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n)
+    held = {name: NativeTarget(model, precision=name, max_slots=1).weight_bytes for name in BITS}
+    assert 4 * linears <= held["float32"] < 5 * linears
+    assert linears < held["int8"] < held["float32"] / 2
+    assert linears / 2 < held["int4"] < held["int8"]
+
+
+@pytest.mark.parametrize("precision", BITS)
+def test_the_gate_is_green_on_it_and_nothing_moves_by_a_bit(tiny_llama: Any, precision: str) -> None:
+    """In float32 the noise is that of transformers, which the texts of the runtime are held against as well."""
+    report = check(tiny_llama, "prompt-lookup", size=QUICK, runtime="native", precision=precision)
+    assert report.verdict == "same output"
+    greedy = next(part.as_dict() for part in report.parts if part.name == "greedy")
+    noise = float(greedy["summary"].partition("noise bound ")[2].partition(":")[0])
+    assert noise == 0.0 or precision == "float32"
