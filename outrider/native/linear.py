@@ -144,9 +144,9 @@ def group_sums(q: Whole, sums: Floats, low: int, high: int) -> None:
             sums[r, group] = np.float32(total)
 
 
-_int8_1, _int8_2, _int8_3 = (int8_tile(r) for r in (1, 2, 3))
+_int8_1, _int8_2, _int8_4 = (int8_tile(r) for r in (1, 2, 4))
 _int4_1, _int4_2 = (int4_tile(r) for r in (1, 2))
-_float_1, _float_2, _float_3 = (float_tile(r) for r in (1, 2, 3))
+_float_1, _float_2, _float_4 = (float_tile(r) for r in (1, 2, 4))
 
 
 @compiled
@@ -159,9 +159,9 @@ def multiply(
         end = min(start + PIECE, groups)
         for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
             r = 0
-            while rows - r > 4 or rows - r == 3:
-                _int8_3(arrays, (block, r, start, end))
-                r += 3
+            while rows - r > 3:
+                _int8_4(arrays, (block, r, start, end))
+                r += 4
             while rows - r > 1:
                 _int8_2(arrays, (block, r, start, end))
                 r += 2
@@ -191,9 +191,9 @@ def multiply_float(values: Floats, x: Floats, out: Floats, low: int, high: int) 
     rows, groups, arrays = x.shape[0], values.shape[1], (values, x, out)
     for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
         r = 0
-        while rows - r > 4 or rows - r == 3:
-            _float_3(arrays, (block, r, groups))
-            r += 3
+        while rows - r > 3:
+            _float_4(arrays, (block, r, groups))
+            r += 4
         while rows - r > 1:
             _float_2(arrays, (block, r, groups))
             r += 2
