@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 ROWS = 4  # of weights in a tile
@@ -25,10 +26,9 @@ _F32 = ir.FloatType()
 
 
 def _features() -> frozenset[str]:
-    try:
-        return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
-    except RuntimeError:  # LLVM does not know how to ask this system
-        return frozenset()
+    """Of the processor that numba compiles for."""
+    names = config.CPU_FEATURES if config.CPU_FEATURES is not None else get_host_cpu_features()
+    return frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
 
 
 FEATURES = _features()
