@@ -161,6 +161,4 @@ np.savez({str(tmp_path / "out.npz")!r}, **{{str(bits): product(pack(normal(0, 10
     with np.load(tmp_path / "out.npz") as found:
         assert np.array_equal(found["8"], product(pack(normal(0, 10, 100), 8), x))
         for bits in (4, 32):
-            assert np.allclose(
-                found[str(bits)], product(pack(normal(0, 10, 100), bits), x), atol=1e-2 if bits == 4 else 1e-5
-            )
+            assert np.allclose(found[str(bits)], product(pack(normal(0, 10, 100), bits), x), atol=1e-4)
