@@ -53,8 +53,8 @@ def pack(weight: Floats, bits: int = 8) -> Packed:
     padded = np.pad(weight, ((0, 0), (0, -weight.shape[1] % GROUP)), mode="edge" if weight.size else "constant")
     groups = padded.reshape(len(weight), -1, GROUP)
     minimums = groups.min(2)
-    scales = ((groups.max(2) - minimums) / 15).astype(_halves()).astype(np.float32)
-    minimums = minimums.astype(_halves()).astype(np.float32)
+    scales = ((groups.max(2) - minimums) / 15).astype(np.float16).astype(np.float32)
+    minimums = minimums.astype(np.float16).astype(np.float32)
     whole = np.rint((groups - minimums[..., None]) / np.where(scales > 0, scales, 1)[..., None])
     return pack_int4(whole.clip(0, 15).astype(np.uint8).reshape(padded.shape), scales, minimums, weight.shape[1])
 
@@ -78,13 +78,11 @@ def pack_int4(values: NDArray[np.uint8], scales: Floats, minimums: Floats, colum
     rows, wide = values.shape
     halves = values.reshape(rows, -1, 2, GROUP // 2)
     both = halves[:, :, 0] | halves[:, :, 1] << 4  # as GGUF's Q4_1: the second half above the first
-    laws = np.concatenate([_blocks(own.astype(_halves()), 1) for own in (scales, minimums)], 2)
+    laws = np.concatenate(
+        [_blocks(own.astype(np.float16 if HALVES else np.float32), 1) for own in (scales, minimums)], 2
+    )
     laws = laws.view(np.uint16) if HALVES else laws
     return Packed(rows, columns or wide, 4, _blocks(both.reshape(rows, -1), GROUP // 2), laws)
-
-
-def _halves() -> type[np.float16 | np.float32]:
-    return np.float16 if HALVES else np.float32
 
 
 def _blocks(matrix: NDArray[Any], group: int) -> NDArray[Any]:
@@ -156,9 +154,9 @@ def group_sums(q: Whole, sums: Floats, low: int, high: int) -> None:
             sums[r, group] = np.float32(total)
 
 
-_int8_1, _int8_2, _int8_3 = (int8_tile(r) for r in (1, 2, 3))
+_int8_1, _int8_2, _int8_4 = (int8_tile(r) for r in (1, 2, 4))
 _int4_1, _int4_2 = (int4_tile(r) for r in (1, 2))
-_float_1, _float_2, _float_3 = (float_tile(r) for r in (1, 2, 3))
+_float_1, _float_2, _float_4 = (float_tile(r) for r in (1, 2, 4))
 
 
 @compiled
@@ -171,9 +169,9 @@ def multiply(
         end = min(start + PIECE, groups)
         for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
             r = 0
-            while rows - r > 4 or rows - r == 3:
-                _int8_3(arrays, (block, r, start, end))
-                r += 3
+            while rows - r > 3:
+                _int8_4(arrays, (block, r, start, end))
+                r += 4
             while rows - r > 1:
                 _int8_2(arrays, (block, r, start, end))
                 r += 2
@@ -203,9 +201,9 @@ def multiply_float(values: Floats, x: Floats, out: Floats, low: int, high: int) 
     rows, groups, arrays = x.shape[0], values.shape[1], (values, x, out)
     for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
         r = 0
-        while rows - r > 4 or rows - r == 3:
-            _float_3(arrays, (block, r, groups))
-            r += 3
+        while rows - r > 3:
+            _float_4(arrays, (block, r, groups))
+            r += 4
         while rows - r > 1:
             _float_2(arrays, (block, r, groups))
             r += 2

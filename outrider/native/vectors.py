@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 ROWS = 4  # of weights in a tile
@@ -25,10 +26,9 @@ _F32 = ir.FloatType()
 
 
 def _features() -> frozenset[str]:
-    try:
-        return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
-    except RuntimeError:  # LLVM does not know how to ask this system
-        return frozenset()
+    """Of the processor that numba compiles for."""
+    names = config.CPU_FEATURES if config.CPU_FEATURES is not None else get_host_cpu_features()
+    return frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
 
 
 FEATURES = _features()
@@ -55,15 +55,15 @@ def int8_tile(r: int) -> Callable[..., Any]:
         block, row, low, high = numbers
         kind = ir.VectorType(_I32, _WIDE // 2)
         sums = [[_variable(b, ir.Constant(kind, None)) for _ in range(r)] for _ in range(ROWS)]
-        with _each(b, low, high) as group:
-            for part in range(0, GROUP, _WIDE):
-                read = [
-                    q.vector(_WIDE, _plus(b, row, j), b.add(b.mul(group, _I64(GROUP)), _I64(part))) for j in range(r)
-                ]
-                for i in range(ROWS):
-                    wide = b.sext(values.vector(_WIDE, block, group, GROUP * i + part), ir.VectorType(_I16, _WIDE))
-                    for j in range(r):
-                        b.store(_add_pairs(b, b.load(sums[i][j]), wide, read[j]), sums[i][j])
+        for some in _passes(r):
+            with _each(b, low, high) as group:
+                for part in range(0, GROUP, _WIDE):
+                    at = b.add(b.mul(group, _I64(GROUP)), _I64(part))
+                    read = [q.vector(_WIDE, _plus(b, row, j), at) for j in range(r)]
+                    for i in some:
+                        wide = b.sext(values.vector(_WIDE, block, group, GROUP * i + part), ir.VectorType(_I16, _WIDE))
+                        for j in range(r):
+                            b.store(_add_pairs(b, b.load(sums[i][j]), wide, read[j]), sums[i][j])
         again = b.icmp_signed(">", low, _I64(0))
         for i, own in _inside(b, block, out):
             scale = b.load(scales.at(own))
@@ -94,26 +94,30 @@ def int4_tile(r: int) -> Callable[..., Any]:
         lows = [_variable(b, _zeros(four)) for _ in range(r)]
         low = ir.Constant(ir.VectorType(_I8, half), [_I8(15)] * half)
         shift = ir.Constant(ir.VectorType(_I8, half), [_I8(4)] * half)
-        with _each(b, _I64(0), groups) as group:
-            both = scales.vector(2 * ROWS, block, group, 0)
-            both = both if both.type.element == _F32 else b.fpext(both, ir.VectorType(_F32, 2 * ROWS))
-            minimums = _lanes(b, both, range(ROWS, 2 * ROWS))
-            at = b.mul(group, _I64(GROUP))
-            read = [[q.vector(_WIDE, _plus(b, row, j), b.add(at, _I64(part))) for part in range(0, GROUP, _WIDE)]
-                    for j in range(r)]  # fmt: skip
-            for j in range(r):
-                seen = _spread(b, b.load(qsums.at(_plus(b, row, j), group)), ROWS)
-                b.store(_fma(b, minimums, seen, b.load(lows[j])), lows[j])
-            for i in range(ROWS):
-                packed = values.vector(half, block, group, half * i)
-                whole = [b.zext(own, ir.VectorType(_I16, half)) for own in (b.and_(packed, low), b.lshr(packed, shift))]
-                parts = whole if half == _WIDE else [_joined(b, *whole)]
-                scale = _lanes(b, both, [i] * lanes)
-                for j in range(r):
-                    total: ir.Value = ir.Constant(ir.VectorType(_I32, lanes), None)
-                    for part, own in zip(parts, read[j], strict=True):
-                        total = _add_pairs(b, total, part, own)
-                    b.store(_fma(b, b.sitofp(total, floats), scale, b.load(sums[i][j])), sums[i][j])
+        for some in _passes(2 * r):
+            with _each(b, _I64(0), groups) as group:
+                both = scales.vector(2 * ROWS, block, group, 0)
+                both = both if both.type.element == _F32 else b.fpext(both, ir.VectorType(_F32, 2 * ROWS))
+                at = b.mul(group, _I64(GROUP))
+                read = [
+                    [q.vector(_WIDE, _plus(b, row, j), _plus(b, at, part)) for part in range(0, GROUP, _WIDE)]
+                    for j in range(r)
+                ]
+                for j in range(r if 0 in some else 0):
+                    seen = _spread(b, b.load(qsums.at(_plus(b, row, j), group)), ROWS)
+                    minimums = _lanes(b, both, range(ROWS, 2 * ROWS))
+                    b.store(_fma(b, minimums, seen, b.load(lows[j])), lows[j])
+                for i in some:
+                    packed = values.vector(half, block, group, half * i)
+                    halves = (b.and_(packed, low), b.lshr(packed, shift))
+                    whole = [b.zext(own, ir.VectorType(_I16, half)) for own in halves]
+                    parts = whole if half == _WIDE else [_joined(b, *whole)]
+                    scale = _lanes(b, both, [i] * lanes)
+                    for j in range(r):
+                        total: ir.Value = ir.Constant(ir.VectorType(_I32, lanes), None)
+                        for part, own in zip(parts, read[j], strict=True):
+                            total = _add_pairs(b, total, part, own)
+                        b.store(_fma(b, b.sitofp(total, floats), scale, b.load(sums[i][j])), sums[i][j])
         for i, own in _inside(b, block, out):
             for j in range(r):
                 at = _plus(b, row, j)
@@ -134,14 +138,15 @@ def float_tile(r: int) -> Callable[..., Any]:
         values, x, out = arrays
         block, row, groups = numbers
         sums = [[_variable(b, _zeros(ir.VectorType(_F32, _LANES))) for _ in range(r)] for _ in range(ROWS)]
-        with _each(b, _I64(0), groups) as group:
-            for part in range(0, FLOATS, _LANES):
-                at = b.add(b.mul(group, _I64(FLOATS)), _I64(part))
-                read = [x.vector(_LANES, _plus(b, row, j), at) for j in range(r)]
-                for i in range(ROWS):
-                    weights = values.vector(_LANES, block, group, FLOATS * i + part)
-                    for j in range(r):
-                        b.store(_fma(b, weights, read[j], b.load(sums[i][j])), sums[i][j])
+        for some in _passes(r):
+            with _each(b, _I64(0), groups) as group:
+                for part in range(0, FLOATS, _LANES):
+                    at = b.add(b.mul(group, _I64(FLOATS)), _I64(part))
+                    read = [x.vector(_LANES, _plus(b, row, j), at) for j in range(r)]
+                    for i in some:
+                        weights = values.vector(_LANES, block, group, FLOATS * i + part)
+                        for j in range(r):
+                            b.store(_fma(b, weights, read[j], b.load(sums[i][j])), sums[i][j])
         for i, own in _inside(b, block, out):
             for j in range(r):
                 b.store(_total(b, b.load(sums[i][j]), b.fadd), out.at(_plus(b, row, j), own))
@@ -188,6 +193,12 @@ def _function(body: Callable[..., None]) -> Callable[..., Any]:
         return types.void(arrays, types.UniTuple(types.int64, len(numbers))), built
 
     return tile
+
+
+def _passes(r: int) -> list[range]:
+    """Which rows of a block go through together: as many as have their sums in 16 registers, with what they read."""
+    count = next(n for n in (4, 2, 1) if n * r <= 8)
+    return [range(i, i + count) for i in range(0, ROWS, count)]
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +145,20 @@ def test_shares_are_whole_blocks_that_cover_all(size: int, count: int) -> None:
     assert shares[0][0] == 0 and shares[-1][1] == size
     assert all(a[1] == b[0] for a, b in pairwise(shares))
     assert all(low % linear.ROWS == 0 or low == size for low, _ in shares)
+
+
+def test_processors_without_these_instructions_get_the_same_whole_numbers(tmp_path: Path) -> None:
+    """Compiled for any processor of this kind, in a process of its own."""
+    x = normal(1, 5, 100)
+    code = f"""
+import numpy as np
+from tests.native.test_linear import normal, pack, product
+np.savez({str(tmp_path / "out.npz")!r}, **{{str(bits): product(pack(normal(0, 10, 100), bits), normal(1, 5, 100))
+                                          for bits in (8, 4, 32)}})
+"""
+    plain = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env=plain)
+    with np.load(tmp_path / "out.npz") as found:
+        assert np.array_equal(found["8"], product(pack(normal(0, 10, 100), 8), x))
+        for bits in (4, 32):
+            assert np.allclose(found[str(bits)], product(pack(normal(0, 10, 100), bits), x), atol=1e-4)

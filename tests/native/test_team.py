@@ -79,17 +79,17 @@ def test_runs_from_several_threads_take_turns() -> None:
 
 
 def test_teams_side_by_side_and_their_threads_end_with_them() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     teams = [Team(2), Team(3)]
     assert all(in_order(team) for team in teams)
-    assert threading.active_count() == before + 3
+    started = set(threading.enumerate()) - before
+    assert len(started) == 3
     gone = [weakref.ref(team) for team in teams]
     teams.clear()
     assert all(ref() is None for ref in gone)
-    for thread in threading.enumerate():
-        if thread.name.startswith("team"):
-            thread.join(5)
-    assert threading.active_count() == before
+    for thread in started:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
