@@ -43,6 +43,19 @@ class FeatureLayer(Protocol):
     def logits(self, state: Tensor) -> Tensor: ...
 
 
+class LoneLayer(Protocol):
+    """The same network for the rows of one sequence, in fewer and faster calls; `eagle3_native` has one."""
+
+    most: int  # rows of one `forward`
+
+    def fuse(self, features: Tensor) -> Tensor: ...
+    def forward(
+        self, embedded: Tensor, state: Tensor, positions: NDArray[np.int64], sees: NDArray[np.bool_], base: int,
+        start: int, keys: Tensor, values: Tensor,
+    ) -> Tensor: ...  # fmt: skip
+    def laws(self, states: Tensor, heat: float, width: int) -> list[QRow]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows of text where the target has been: its hidden states at all rows that it ran with them, untouched."""
@@ -116,11 +129,13 @@ class Eagle3Source:
     def __init__(
         self, net: FeatureLayer, embed: Callable[[Tensor], Tensor], *, width: int = 64,
         active: Callable[[], AbstractContextManager[None]] = nullcontext, cache: FeatureCache | None = None,
+        lone: Callable[[FeatureLayer], LoneLayer | None] | None = None,
     ) -> None:  # fmt: skip
         """`embed` is the target's; `active` surrounds every forward; a law keeps its `width` likeliest tokens.
 
-        Sources of one target may share a `cache`: a slot belongs to one of them at a time. A network narrower than the
-        target reads the first dimensions of features and embeddings.
+        `lone` makes of a network what runs single sequences in its place, where it can. Sources of one target may share
+        a `cache`: a slot belongs to one of them at a time. A network narrower than the target reads the first
+        dimensions of features and embeddings.
         """
         self.net, self._embed, self.width, self.active = net, embed, min(width, net.shape.vocab), active
         self.needs = Needs(hidden=net.shape.layers)
@@ -128,6 +143,15 @@ class Eagle3Source:
         self.device, self.dtype = weight.device, weight.dtype
         self.cache = cache or FeatureCache(net.shape.kv_heads, net.shape.head_dim, weight.dtype, weight.device)
         self._seats: dict[int, Seat] = {}
+        self._make_lone = lone
+        self._lone = net, lone(net) if lone else None
+
+    @property
+    def lone(self) -> LoneLayer | None:
+        """Of the network in use, which may be another than before."""
+        if self._lone[0] is not self.net:
+            self._lone = self.net, self._make_lone(self.net) if self._make_lone else None
+        return self._lone[1]
 
     def seat(self, slot: int) -> Seat:
         return self._seats[slot]
@@ -215,12 +239,15 @@ class Eagle3Source:
         """What waits of the text, as rows behind what the cache holds of it."""
         first, count = seat.length, seat.rows
         positions, sees = np.arange(first, first + count), np.tri(count, dtype=bool)
-        return _Block(slot, first, first, positions, sees, seat.following().tolist(), self.net.fuse(seat.features()))
+        states = (self.lone or self.net).fuse(seat.features())
+        return _Block(slot, first, first, positions, sees, seat.following().tolist(), states)
 
     def _forward(self, blocks: Sequence[_Block]) -> list[Tensor]:
         """The states after these rows, [rows, d] each, all slots in one pass; writes their keys and values."""
         if not blocks:
             return []
+        if len(blocks) == 1 and (lone := self.lone) is not None and len(blocks[0].tokens) <= lone.most:
+            return [self._forward_lone(blocks[0], lone)]
         counts = [len(b.tokens) for b in blocks]
         batch, rows, reach = len(blocks), max(counts), max(b.reach for b in blocks)
         inputs = np.zeros((2, batch, rows), dtype=np.int64)
@@ -243,10 +270,19 @@ class Eagle3Source:
             state = self.net.finish(state, _attend(q, *self.cache.read(slots, reach), mask))
         return [own[:count] for own, count in zip(state, counts, strict=True)]
 
+    def _forward_lone(self, block: _Block, lone: LoneLayer) -> Tensor:
+        self.cache.reserve(0, block.reach)
+        keys, values = self.cache.whole
+        embedded = self.embed(torch.tensor(block.tokens))
+        return lone.forward(embedded, block.states, block.positions, block.sees, block.base, block.start,
+                            keys[block.slot], values[block.slot])  # fmt: skip
+
     def _laws(self, slots: Sequence[int], states: Sequence[Tensor]) -> list[list[QRow]]:
         """One law a state, likeliest first: one product with the head and one transfer for the whole batch."""
         if not slots:
             return []
+        if len(slots) == 1 and (lone := self.lone) is not None:
+            return [lone.laws(states[0], self._seats[slots[0]].context.temperature or 1.0, self.width)]
         heat = [
             self._seats[slot].context.temperature or 1.0 for slot, own in zip(slots, states, strict=True) for _ in own
         ]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.vectors import FLOATS, GROUP, HALVES, ROWS, float_tile, int4_tile, int8_tile
+from outrider.native.vectors import FLOATS, GROUP, HALVES, ROWS, apart, float_tile, int4_tile, int8_tile
 
 PIECE = 256  # groups whose products are added in 32 bits: pieces of longer rows are added in float32
 _LARGEST = (1 << 31) - 1
@@ -115,6 +115,7 @@ def share(size: int, me: int, count: int) -> tuple[int, int]:
 @compiled
 def quantize(x: Floats, q: Whole, scales: Floats, low: int, high: int) -> None:
     """Rows [low, high) of x [R, K] as whole numbers in q [R, padded] that count `scales` [R] each."""
+    apart()
     columns = x.shape[1]
     most = min(32767, _LARGEST // (128 * GROUP * min(q.shape[1] // GROUP, PIECE)))
     for r in range(low, high):
@@ -164,6 +165,7 @@ def multiply(
     values: NDArray[np.int8], scales: Floats, q: Whole, qscales: Floats, out: Floats, low: int, high: int
 ) -> None:
     """out[:, low:high] = the rows of q times rows [low, high) of an 8 bit matrix; low and high are from `share`."""
+    apart()
     rows, groups, arrays = q.shape[0], values.shape[1], (values, scales, q, qscales, out)
     for start in range(0, groups, PIECE):
         end = min(start + PIECE, groups)
@@ -185,6 +187,7 @@ def multiply_int4(
     low: int, high: int,
 ) -> None:  # fmt: skip
     """The same for a 4 bit matrix, with the `group_sums` of q."""
+    apart()
     rows, groups, arrays = q.shape[0], values.shape[1], (values, scales, q, sums, qscales, out)
     for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
         r = 0
@@ -198,6 +201,7 @@ def multiply_int4(
 @compiled
 def multiply_float(values: Floats, x: Floats, out: Floats, low: int, high: int) -> None:
     """The same for a float32 matrix and activations [R, padded] as they are."""
+    apart()
     rows, groups, arrays = x.shape[0], values.shape[1], (values, x, out)
     for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
         r = 0

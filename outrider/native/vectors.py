@@ -154,6 +154,39 @@ def float_tile(r: int) -> Callable[..., Any]:
     return _function(body)
 
 
+def dot_tile(n: int) -> Callable[..., Any]:
+    """Of n rows of a float32 matrix as numpy has it, and one vector: sums over a multiple of FLOATS columns.
+
+    (matrix [N, K], x [K], out [N]), (row).
+    """
+
+    def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
+        matrix, x, out = arrays
+        (row,) = numbers
+        sums = [_variable(b, _zeros(ir.VectorType(_F32, _LANES))) for _ in range(n)]
+        with _each(b, _I64(0), b.udiv(x.shape[0], _I64(_LANES))) as group:
+            at = b.mul(group, _I64(_LANES))
+            read = x.vector(_LANES, at)
+            for i in range(n):
+                own = matrix.vector(_LANES, _plus(b, row, i), at)
+                b.store(_fma(b, own, read, b.load(sums[i])), sums[i])
+        for i in range(n):
+            b.store(_total(b, b.load(sums[i]), b.fadd), out.at(_plus(b, row, i)))
+
+    return _function(body)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def apart(_typing: Any) -> Any:
+    """The compiled function that calls this is never copied into its callers, which would take seconds to compile."""
+
+    def build(context: Any, builder: ir.IRBuilder, _signature: Any, _given: Sequence[ir.Value]) -> ir.Value:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
 class _Array:
     """A contiguous numpy array inside a function that is being built; uint16 are the bits of float16."""
 

@@ -26,6 +26,7 @@ from outrider.recipes.common import (
     at_least,
     controller,
     cost_curve,
+    told_if_slow,
     verifier,
     wide_steps,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from outrider.draft.eagle3 import Eagle3Source
+    from outrider.draft.eagle3 import Eagle3Source, LoneLayer
     from outrider.draft.eagle3_layer import Eagle3Layer
     from outrider.draft.eagle3_recorded import Recording
     from outrider.draft.feature_cache import FeatureCache
@@ -138,6 +139,7 @@ def drafter_of(parts: Parts, kind: str, named: str) -> Any:
 
 
 def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
+    import torch
     from torch import nn
 
     from outrider.draft.grown import Grown
@@ -165,8 +167,24 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
             made(cache=cache), grower, sampled, make=make, depth=depth, always=options.grower == "topk"
         )
     else:
-        drafter = Grown(made(), grower, sampled, lone=getattr(parts.target, "own_threads", False))
+        beside = getattr(parts.target, "own_threads", False)
+        source = made(lone=_lone_maker(parts, 1 if beside else torch.get_num_threads())) if kind == "eagle3" else made()
+        drafter = Grown(source, grower, sampled, lone=beside)
     return Recipe(kind, drafter, verifier(options.verifier), budget)
+
+
+def _lone_maker(parts: Parts, threads: int) -> Callable[[Any], LoneLayer | None]:
+    """Runs single sequences on kernels of our own; made once for all methods of one network."""
+    from outrider.draft.eagle3_native import made_for
+
+    def make(net: Any) -> LoneLayer | None:
+        key = ("lone", threads)
+        if key not in parts.drafts or parts.drafts[key][0] is not net:
+            with told_if_slow("getting ready for this machine: compiling the drafter; this happens once"):
+                parts.drafts[key] = net, made_for(net, threads)
+        return parts.drafts[key][1]
+
+    return make
 
 
 def _branch(options: TrainedOptions) -> int:

@@ -32,7 +32,7 @@ def model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=61, hidden_size=72, intermediate_size=100, num_hidden_layers=3, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=12, max_position_embeddings=2048, initializer_range=0.3, eos_token_id=None,
+        num_key_value_heads=2, head_dim=68, max_position_embeddings=2048, initializer_range=0.3, eos_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
@@ -112,7 +112,7 @@ def test_rounded_weights_are_the_model_with_these_weights(model: LlamaForCausalL
     near, far = (got - held).abs().max() / held.abs().max(), (plain - held).abs().max() / held.abs().max()
     exact = target.precision == "float32"
     assert near < (1e-5 if exact else 2e-3)
-    assert far < 1e-6 if exact else 3 * near < far < (0.1 if target.precision == "int8" else 0.8)
+    assert far < 1e-6 if exact else 30 * near < far < (0.3 if target.precision == "int8" else 1.5)
 
 
 def test_hidden_states_are_transformers_own(model: LlamaForCausalLM) -> None:
