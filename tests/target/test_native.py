@@ -196,6 +196,19 @@ def test_threads_change_no_bit(model: LlamaForCausalLM, target: NativeTarget) ->
         other.release(slots[1])
 
 
+def test_the_embedded_model_in_int8_stays_close_to_itself_and_has_the_same_bits_in_a_tree(smollm2: Any) -> None:
+    target = NativeTarget(smollm2.model, precision="int8", max_slots=2, max_context=256)
+    text = smollm2.tokenizer("The capital of France is Paris. The capital of Italy is").input_ids
+    tree = fixed(np.array([text[-1], 5, 7, 9, 11]), np.array([-1, 0, 0, 2, 3]))
+    slot, path = open_slot(target, text), [0, 2, 3, 4]
+    rows = logits(target, slot, tree)
+    assert torch.equal(rows[path], row_by_row(target, slot, tree.tokens[path].tolist()))
+    with torch.no_grad():
+        want = smollm2.model(torch.tensor([text])).logits[0, -1].log_softmax(-1)
+    got = rows[0].log_softmax(-1)
+    assert got.argmax() == want.argmax() and (want.exp() * (want - got)).sum() < 0.05
+
+
 # Slots
 
 
