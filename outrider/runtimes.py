@@ -1,14 +1,15 @@
 """Runtimes by name: what can run a target model, on which devices and in which precisions, and which one is taken.
 
-"auto" takes the first of `AUTO` that runs this model on this device, a *measured* one only where a short trial says
-that it is faster than the last, which runs everything. A runtime asked for by name runs or is refused with the remedy.
+"auto" takes the first of `AUTO` that runs this model on this device; *measured* ones are compared with each other and
+with the next that is not, in a short trial that is remembered. A runtime asked for by name runs or is refused with the
+remedy.
 Adding one is a row of `RUNTIMES`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +24,7 @@ from outrider.target.eager import TransformersTarget
 
 log = logging.getLogger("outrider")
 AUTO_NAME = "auto"
-AUTO = ("graphs", "openvino", "eager")  # what "auto" may take, best first; the last runs everything
+AUTO = ("graphs", "openvino", "native", "eager")  # what "auto" may take, best first; the last runs everything
 _made: WeakKeyDictionary[Any, dict[str, tuple[list[str], Any]]] = WeakKeyDictionary()  # see _draft_graph
 WORTH_A_TRIAL = 1 << 25  # parameters; a smaller model runs before a conversion and a trial would be done
 
@@ -35,7 +36,7 @@ class Runtime:
     precisions: tuple[str, ...]  # the first is the default; empty: the precision is the model's dtype
     obstacle: Callable[[torch.device, str], str]  # why it cannot run there in that precision, and the remedy; or ""
     build: Callable[[Any, str, bool, Mapping[str, Any]], Target]  # model, precision, whether to keep what was made
-    measured: bool = False  # "auto" takes it only where a trial says that it is faster
+    measured: bool = False  # "auto" takes it only where a trial says that it is the fastest
 
     @property
     def precision(self) -> str:
@@ -50,24 +51,61 @@ def build(
     `keep` lets a runtime store what it made of the model in the user's cache; not worth it for short-lived models.
     """
     check(runtime, precision, model.device)
-    runtime = _owner(runtime, precision)
-    if runtime != AUTO_NAME:
-        chosen = RUNTIMES[runtime]
-        return chosen.build(model, precision or chosen.precision, keep, limits)
-    last = RUNTIMES[AUTO[-1]]
-    for name in AUTO[:-1]:
-        candidate = RUNTIMES[name]
-        small = sum(p.numel() for p in model.parameters()) < WORTH_A_TRIAL
-        if candidate.obstacle(model.device, candidate.precision) or (candidate.measured and small):
-            continue
-        try:
-            made = candidate.build(model, candidate.precision, keep, limits)
-        except OutriderError as error:
-            log.warning("runtime %s is left out: %s", name, error)
-            continue
-        if not candidate.measured or _is_faster(model, candidate, made, last, limits):
-            return made
-    return last.build(model, last.precision, keep, limits)
+    if runtime == AUTO_NAME:
+        return _automatic(model, precision, keep, limits)
+    chosen = RUNTIMES[runtime]
+    return chosen.build(model, precision or chosen.precision, keep, limits)
+
+
+def _automatic(model: Any, precision: str | None, keep: bool, limits: Mapping[str, Any]) -> Target:
+    """The first that needs no trial, or the fastest of it and the measured ones before it."""
+    small = precision is None and sum(p.numel() for p in model.parameters()) < WORTH_A_TRIAL
+    able = [
+        own for own in _owners(precision)
+        if not own.obstacle(model.device, precision or own.precision) and not (own.measured and small)
+    ]  # fmt: skip
+    group: list[Runtime] = []
+    for own in able[:-1]:
+        group.append(own)
+        if not own.measured:
+            try:
+                return _fastest(model, group, precision, keep, limits)
+            except OutriderError:  # which was said
+                group = []
+    if group:
+        return _fastest(model, [*group, able[-1]], precision, keep, limits)
+    return able[-1].build(model, precision or able[-1].precision, keep, limits)
+
+
+def _fastest(
+    model: Any, contenders: Sequence[Runtime], precision: str | None, keep: bool, limits: Mapping[str, Any]
+) -> Target:
+    """Raises where none runs it; each that does not is named in one line."""
+    from outrider.trial import compared, remembered
+
+    refused: list[OutriderError] = []
+
+    def started(names: Sequence[str]) -> dict[str, Target]:
+        made = {}
+        for name in names:
+            try:
+                made[name] = RUNTIMES[name].build(model, precision or RUNTIMES[name].precision, keep, limits)
+            except OutriderError as error:
+                log.warning("runtime %s is left out: %s", name, error)
+                refused.append(error)
+        return made
+
+    names = [own.name for own in contenders]
+    seconds = remembered(model, names, precision) if len(names) > 1 else {}
+    made = started([name for name in names if name not in seconds])  # those that could not run the last time, too
+    if seconds and not made:
+        best = min(seconds, key=lambda name: seconds[name])
+        if made := started([best]):
+            return made[best]
+    made |= started([name for name in seconds if name not in made])
+    if not made:
+        raise refused[0]
+    return made[compared(model, names, made, precision) if len(made) > 1 else next(iter(made))]
 
 
 def build_draft(model: Any, target: Target, **limits: Any) -> Target:
@@ -84,40 +122,31 @@ def build_draft(model: Any, target: Target, **limits: Any) -> Target:
 
 def check(runtime: str, precision: str | None, device: torch.device | None = None) -> None:
     """Raise for a name, a precision or a device that cannot be; without a device for what no device can mend."""
-    chosen = list(RUNTIMES.values()) if runtime == AUTO_NAME else [find(runtime)]
-    if precision is not None and not any(precision in r.precisions for r in chosen):
-        owners = "; ".join(f"{r.name} has {', '.join(r.precisions)}" for r in RUNTIMES.values() if r.precisions)
-        raise InputError(
-            f"no precision {precision!r} in the runtime {runtime}: {owners}; other runtimes follow --dtype"
-        )
-    runtime = _owner(runtime, precision)
-    if runtime != AUTO_NAME and device is not None:
-        own = RUNTIMES[runtime]
-        why = own.obstacle(device, precision or own.precision)
-        if why:
-            raise MissingExtra(why) if "pip install" in why else InputError(why)
+    named = list(RUNTIMES.values()) if runtime == AUTO_NAME else [find(runtime)]
+    if precision is not None and not any(precision in r.precisions for r in named):
+        known = "; ".join(f"{r.name} has {', '.join(r.precisions)}" for r in RUNTIMES.values() if r.precisions)
+        raise InputError(f"no precision {precision!r} in the runtime {runtime}: {known}; other runtimes follow --dtype")
+    if device is None or (runtime == AUTO_NAME and precision is None):
+        return
+    owners = _owners(precision) if runtime == AUTO_NAME else named
+    reasons = [own.obstacle(device, precision or own.precision) for own in owners]
+    if all(reasons):
+        raise MissingExtra(reasons[0]) if "pip install" in reasons[0] else InputError(reasons[0])
 
 
-def _owner(runtime: str, precision: str | None) -> str:
-    """The runtime to take: a precision asks for the one that has it."""
-    if runtime != AUTO_NAME or precision is None:
-        return runtime
-    return next(r.name for r in RUNTIMES.values() if precision in r.precisions)
+def _owners(precision: str | None) -> list[Runtime]:
+    """What "auto" may take: with a precision those that have it."""
+    usual = [RUNTIMES[name] for name in AUTO]
+    if precision is None:
+        return usual
+    own = [r for r in usual if precision in r.precisions]
+    return own or [r for r in RUNTIMES.values() if precision in r.precisions]
 
 
 def find(name: str) -> Runtime:
     if name not in RUNTIMES:
         raise UnknownName(f"no runtime {name!r}; known: {', '.join([AUTO_NAME, *RUNTIMES])}")
     return RUNTIMES[name]
-
-
-def _is_faster(
-    model: Any, candidate: Runtime, made: Target, last: Runtime, limits: Mapping[str, Any]
-) -> bool:  # fmt: skip
-    from outrider.trial import faster
-
-    one = {**limits, "max_slots": 1, "max_context": 256}
-    return faster(model, candidate.name, made, last.name, lambda: last.build(model, last.precision, False, one))
 
 
 def _eager(model: Any, _: str, keep: bool, limits: Mapping[str, Any]) -> Target:
@@ -162,9 +191,19 @@ def _openvino_obstacle(device: torch.device, precision: str) -> str:
 
 
 def _native(model: Any, precision: str, keep: bool, limits: Mapping[str, Any]) -> Target:
+    from outrider.recipes.common import told_if_slow
+    from outrider.target import packed
     from outrider.target.native import NativeTarget
+    from outrider.target.native_model import BITS
 
-    return NativeTarget(model, precision=precision, **limits)
+    size, free = sum(w.numel() for w in model.parameters()) * BITS[precision] // 8, packed.available()
+    if size > free // 2:
+        why = f"native holds the weights once more: {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        raise UnsupportedModel(f"{why}; use openvino or eager")
+    with told_if_slow(
+        "getting the weights and kernels of the runtime native ready; kernels are compiled once and kept"
+    ):
+        return NativeTarget(model, precision=precision, **limits)
 
 
 def _native_obstacle(device: torch.device, _: str) -> str:
@@ -193,7 +232,7 @@ RUNTIMES = {
         ),
         Runtime(
             "native", "Llama-like models on the CPU, a whole step as one compiled call; int8 and int4 weights",
-            ("float32", "int8", "int4"), _native_obstacle, _native,
+            ("float32", "int8", "int4"), _native_obstacle, _native, measured=True,
         ),
         Runtime("eager", "transformers on PyTorch, layer by layer: all models and devices", (), lambda *_: "", _eager),
     )

@@ -1,4 +1,4 @@
-"""A short trial of two runtimes on this machine, remembered: which runs this model faster.
+"""A short trial of runtimes on this machine, remembered: which runs this model fastest.
 
 Times single rows and trees of eight behind a short text through the protocol; a few dozen steps in all.
 """
@@ -9,8 +9,9 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,28 +30,38 @@ log = logging.getLogger("outrider")
 ROWS, ROUNDS, TEXT = (1, 8), 7, 64
 
 
-def faster(model: Any, name: str, made: Target, other: str, build_other: Callable[[], Target]) -> bool:
-    """Whether `made` beats the other runtime; measured once for this kind of model on this machine, then remembered."""
-    identity = [kind_of(model), str(model.dtype), name, other, platform.processor() or platform.machine(),
-                platform.node(), torch.get_num_threads(), torch.__version__]  # fmt: skip
-    path = user_cache_path("outrider") / "runtimes" / f"{digest(identity)}.json"
+def remembered(model: Any, names: Sequence[str], precision: str | None = None) -> dict[str, float]:
+    """Seconds of a step by runtime, of those of `names` that ran this kind of model here; empty: never measured."""
     try:
-        seconds = json.loads(path.read_text())
-        return bool(seconds[name] < seconds[other])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    with told_if_slow(f"measuring whether {name} or {other} runs this model faster; done once and kept"):
-        seconds = trial({name: made, other: build_other()})
+        kept = json.loads(_path(model, names, precision).read_text())
+        return {name: float(kept[name]) for name in names if name in kept}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def compared(
+    model: Any, names: Sequence[str], targets: Mapping[str, Target], precision: str | None = None
+) -> str:  # fmt: skip
+    """The fastest of `targets`, which are those of `names` that run here; kept for later."""
+    with told_if_slow(f"measuring which of {', '.join(targets)} runs this model fastest; done once and kept"):
+        seconds = trial(targets)
     log.info("milliseconds of a step: %s", {name: round(1e3 * own, 1) for name, own in seconds.items()})
+    path = _path(model, names, precision)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(seconds))
     except (OSError, InputError) as error:
         log.info("the trial of runtimes could not be stored: %s", error)
-    return seconds[name] < seconds[other]
+    return min(targets, key=lambda name: seconds[name])
 
 
-def trial(targets: dict[str, Target]) -> dict[str, float]:
+def _path(model: Any, names: Sequence[str], precision: str | None) -> Path:
+    identity = [kind_of(model), str(model.dtype), sorted(names), precision, platform.processor() or platform.machine(),
+                platform.node(), torch.get_num_threads(), torch.__version__]  # fmt: skip
+    return user_cache_path("outrider") / "runtimes" / f"{digest(identity)}.json"
+
+
+def trial(targets: Mapping[str, Target]) -> dict[str, float]:
     """Mean of the median seconds of a plain and of a wide step; rounds alternate, so a slow spell falls on all."""
     room = min(target.max_context for target in targets.values())
     sizes = tuple(rows for rows in ROWS if rows + 2 <= room) or ROWS[:1]

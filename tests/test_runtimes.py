@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def test_a_broken_openvino_is_left_out_in_one_line_and_refused_by_name(
     monkeypatch.setattr("outrider.conversions.openvino_graph", broken)
     monkeypatch.setattr(runtimes, "find_spec", lambda name: "there")
     monkeypatch.setattr(runtimes, "WORTH_A_TRIAL", 1)
+    monkeypatch.setattr(runtimes, "AUTO", ("openvino", "eager"))
     with caplog.at_level(logging.WARNING):
         assert type(build(model)) is TransformersTarget
     messages = [r.getMessage() for r in caplog.records]
@@ -110,9 +112,18 @@ def test_a_broken_openvino_is_left_out_in_one_line_and_refused_by_name(
         build(model, "openvino")
 
 
-def test_the_openvino_runtime_is_tried_on_a_cpu_before_the_one_that_runs_everything() -> None:
-    assert runtimes.AUTO.index("openvino") < runtimes.AUTO.index("eager") == len(runtimes.AUTO) - 1
-    assert RUNTIMES["openvino"].measured and RUNTIMES["openvino"].precision == "float32"
+def test_openvino_and_native_are_tried_on_a_cpu_beside_the_one_that_runs_everything() -> None:
+    for name in ("openvino", "native"):
+        assert runtimes.AUTO.index(name) < runtimes.AUTO.index("eager") == len(runtimes.AUTO) - 1
+        assert RUNTIMES[name].measured and RUNTIMES[name].precision == "float32"
+
+
+def test_native_is_left_out_where_its_copy_of_the_weights_does_not_fit(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.target.packed.available", lambda: 1000)
+    with pytest.raises(UnsupportedModel, match="once more: .* use openvino or eager"):
+        build(model, "native")
 
 
 def test_a_precision_asks_for_the_runtime_that_has_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +166,43 @@ def test_a_measured_runtime_is_taken_where_a_trial_says_so_and_tried_once(
     assert type(build(model)) is taken and len(tried) == 2
 
 
+def test_a_precision_is_run_by_the_fastest_that_has_it_and_by_the_other_where_that_cannot(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    add(monkeypatch, measured=True)
+
+    class Third(TransformersTarget):
+        runtime = "third"
+
+    third = Runtime("third", "a test", ("coarse",), lambda *_: "", lambda m, p, k, li: Third(m, **li), True)
+    monkeypatch.setitem(RUNTIMES, "third", third)
+    monkeypatch.setattr(runtimes, "AUTO", ("other", "third", "eager"))
+    monkeypatch.setattr(trial, "trial", lambda targets: {name: float(name != "third") for name in targets})
+    assert type(build(model, precision="coarse")) is Third
+    add(monkeypatch, obstacle="pip install a card", measured=True)
+    monkeypatch.setattr(runtimes, "AUTO", ("other", "third", "eager"))
+    assert type(build(model, precision="coarse")) is Third
+    monkeypatch.setitem(RUNTIMES, "third", replace(third, obstacle=lambda *_: "needs another card"))
+    with pytest.raises(MissingExtra, match="pip install a card"):
+        build(model, precision="coarse")
+
+
+def test_what_could_not_run_in_a_trial_is_asked_again_and_the_rest_is_not(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(runtimes, "WORTH_A_TRIAL", 1)
+    tried: list[set[str]] = []
+    times = {"other": 0.5, "native": 1.0, "eager": 2.0}
+    monkeypatch.setattr(trial, "trial", lambda targets: tried.append(set(targets)) or {n: times[n] for n in targets})
+    for refuse, taken, count in (("has odd layers", "native", 1), ("has odd layers", "native", 1), ("", "other", 2)):
+        add(monkeypatch, refuse=refuse, measured=True)
+        monkeypatch.setattr(runtimes, "AUTO", ("other", "native", "eager"))
+        assert getattr(build(model), "runtime", "") == taken and len(tried) == count
+    assert tried == [{"native", "eager"}, {"other", "native", "eager"}]
+
+
 def test_a_trial_is_remembered_for_the_kind_of_model_and_reads_no_weights(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,14 +211,17 @@ def test_a_trial_is_remembered_for_the_kind_of_model_and_reads_no_weights(
     tried: list[set[str]] = []
     monkeypatch.setattr(trial, "trial", lambda targets: tried.append(set(targets)) or {"a": 1.0, "b": 2.0})
 
-    def ask(model: Any) -> bool:
-        made = TransformersTarget(model, max_slots=1)
-        return trial.faster(model, "a", made, "b", lambda: made)
+    def ask(model: Any, precision: str | None = None) -> bool:
+        if not trial.remembered(model, ["a", "b"], precision):
+            made = TransformersTarget(model, max_slots=1)
+            assert trial.compared(model, ["a", "b"], {"a": made, "b": made}, precision) == "a"
+        return trial.remembered(model, ["a", "b"], precision) == {"a": 1.0, "b": 2.0}
 
     assert ask(model) and ask(LlamaForCausalLM(model.config).eval()) and len(tried) == 1  # other weights
     wider = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "intermediate_size": 24})).eval()
     assert ask(wider) and len(tried) == 2
     assert ask(LlamaForCausalLM(model.config).eval().double()) and len(tried) == 3
+    assert ask(model, "int8") and len(tried) == 4
 
 
 def test_a_small_model_is_not_worth_a_trial(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
