@@ -51,6 +51,23 @@ def test_a_graph_that_scores_otherwise_is_refused(model: LlamaForCausalLM, monke
         openvino_graph(model, "float32", keep=False)
 
 
+def test_a_conversion_reports_to_nobody(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = pytest.importorskip("openvino_telemetry.utils.sender")
+    sent: list[str] = []
+
+    def converts(*_: Any, **__: Any) -> Any:
+        sender.TelemetrySender().send("here", "a message")  # as it does outside of continuous integration
+        raise ValueError("no such graph")
+
+    monkeypatch.setattr(sender.TelemetrySender, "send", lambda self, *given: sent.append(given))
+    monkeypatch.setattr("openvino.convert_model", converts)
+    with pytest.raises(UnsupportedModel, match="no such graph"):
+        trace(model, traits(model))
+    assert sent == []
+    sender.TelemetrySender().send("here", "of somebody else")
+    assert sent == [("here", "of somebody else")]
+
+
 def test_a_conversion_is_kept_and_remade_when_damaged(
     model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
