@@ -29,6 +29,14 @@ def own_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Drawing the curve takes longer than training so small a drafter; the test that looks at it draws it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.train.picture.draw_curve", lambda curve, path: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
     """The embedded model on the CPU in float32."""
