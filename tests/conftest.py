@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.control import cost
 from outrider.errors import OutriderError
 from outrider.models import LoadedModel, load_model
 
@@ -22,10 +24,22 @@ settings.load_profile("repeatable" if os.environ.get("CI") else "fresh")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What methods measure about this machine and toy models stays out of the user's cache."""
+    """What methods measure about this machine and toy models stays out of the user's cache.
+
+    Few sizes, once: 144 steps of the embedded model take half a minute. What measuring does has tests of its own.
+    """
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setattr("outrider.control.cost.user_cache_path", lambda _: folder)
+        patch.setattr("outrider.control.cost.stored", partial(cost.stored, rows=(1, 4, 16, 64), repeats=1))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Drawing the curve takes longer than training so small a drafter; the test that looks at it draws it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.train.picture.draw_curve", lambda curve, path: None)
         yield
 
 

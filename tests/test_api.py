@@ -11,7 +11,7 @@ import outrider
 from outrider import runtimes
 from outrider.api import Outrider
 from outrider.errors import InputError, UnknownName
-from outrider.generation import FinishReason
+from outrider.generation import FinishReason, Generation
 from outrider.protocols import Needs
 from outrider.target.eager import TransformersTarget
 
@@ -50,17 +50,21 @@ def test_seeded_output_is_the_same_with_every_invariant_method(engine: Outrider,
     assert [g.token_ids for g in plain] == [g.token_ids for g in lookup] == [g.token_ids for g in alone]
 
 
+def generated(engine: Outrider, method: str, options: dict, prompt: list[int], **sampling) -> Generation:
+    """By a method with options of its own on the same target: another one takes seconds to make."""
+    return engine.engine.submit(prompt, engine._params(None, sampling), engine.recipe(method, options)).result()
+
+
 def test_copying_is_accepted(engine: Outrider) -> None:
     text = ("one two three four five six seven eight nine ten " * 4).strip()
-    fixed = Outrider(engine.loaded, options={"size": "budget", "budget": 8}, limits={"max_context": 256})
-    result = fixed.generate([text], max_new_tokens=32)[0]
+    result = generated(engine, "mix", {"size": "budget", "budget": 8}, engine.encode(text), max_new_tokens=32)
     assert result.stats.mean_accepted > 4  # a floor: a wrong draft position would leave it near 1
     assert result.token_ids == engine.generate([text], method="plain", max_new_tokens=32)[0].token_ids
 
 
 def test_the_first_layers_draft_better_than_chance(engine: Outrider, chats) -> None:
     options = {"controller": "fixed", "budget": 4, "verifier": "invariant", "layers": 28}
-    drafted = Outrider(engine.loaded, "draft-model", options, {"max_context": 256})
+    drafted = Outrider(engine.loaded, "draft-model", options, {"max_context": 256}, runtime="eager")
     results = drafted.generate(chats, max_new_tokens=24)
     accepted = sum(g.stats.accepted for g in results)
     assert accepted > 12  # a floor: wrong positions or a wrong cache in the draft would leave none
@@ -118,12 +122,12 @@ def test_stop_strings_end_the_text_before_them(engine: Outrider) -> None:
 
 def test_an_expected_text_is_drafted_from(engine: Outrider, chats) -> None:
     plain = engine.generate(chats[2:], method="plain", max_new_tokens=40)[0]
-    fixed = Outrider(engine.loaded, "predicted", {"controller": "fixed", "budget": 8}, {"max_context": 256})
+    method = "predicted", {"controller": "fixed", "budget": 8}
     for expected in (plain.text, plain.token_ids):
-        result = fixed.generate(chats[2:], max_new_tokens=40, prediction=expected)[0]
+        result = generated(engine, *method, chats[2], max_new_tokens=40, prediction=expected)
         assert result.token_ids == plain.token_ids
         assert result.stats.mean_accepted > 6  # nearly all of the eight, and the target's own
-    assert fixed.generate(chats[2:], max_new_tokens=8, prediction="")[0].stats.drafted == 0
+    assert generated(engine, *method, chats[2], max_new_tokens=8, prediction="").stats.drafted == 0
 
 
 def test_words_can_be_banned_by_text(engine: Outrider) -> None:

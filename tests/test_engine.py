@@ -85,11 +85,17 @@ def test_output_is_the_same_whatever_is_accepted(
         assert max(accepted) == 1.0
 
 
+@pytest.fixture(scope="module")
+def free(model: LlamaForCausalLM) -> list[Generation]:
+    """What is said where nothing stops it."""
+    engine = Engine(TransformersTarget(model, max_slots=4), PLAIN, decode=_letters, strict=True)
+    return run(engine, PROMPTS, SamplingParams(max_new_tokens=30))
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_stops_cut_an_accepted_run_where_plain_decoding_stops(model: LlamaForCausalLM, data) -> None:
+def test_stops_cut_an_accepted_run_where_plain_decoding_stops(model: LlamaForCausalLM, free, data) -> None:
     engine = Engine(TransformersTarget(model, max_slots=4), PLAIN, decode=_letters, strict=True)
-    free = run(engine, PROMPTS, SamplingParams(max_new_tokens=30))
     which = data.draw(st.integers(0, len(PROMPTS) - 1))
     at = data.draw(st.integers(0, 28))
     kind = data.draw(st.sampled_from(["string", "id", "length", "eos"]))

@@ -69,7 +69,7 @@ def test_a_ragged_batch_says_what_plain_decoding_says_one_by_one(engine: Outride
     assert engine.target.free_slots == 3
 
 
-def test_a_draft_model_on_the_same_runtime_changes_no_token(
+def test_a_draft_model_on_the_same_runtime_is_accepted_and_changes_no_token(
     tiny_llama, engine: Outrider, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafts: list[Any] = []
@@ -79,9 +79,13 @@ def test_a_draft_model_on_the_same_runtime_changes_no_token(
         return drafts[-1]
 
     monkeypatch.setattr(runtimes, "build_draft", noted)
-    with Outrider(tiny_llama, "draft-model", limits={"max_slots": 3}, strict=True, runtime=runtime) as own:
-        assert run_tokens(own, "draft-model") == alone(engine)
+    options = {"controller": "fixed", "budget": 3}
+    with Outrider(tiny_llama, "draft-model", options, {"max_slots": 3}, strict=True, runtime=runtime) as own:
+        results = run(own, own.recipe("draft-model"))
+    assert [g.token_ids for g in results] == alone(engine)
     assert [draft.runtime for draft in drafts] == [runtime]
+    accepted, drafted = sum(g.stats.accepted for g in results), sum(g.stats.drafted for g in results)
+    assert accepted > drafted / 10 > 5, (accepted, drafted)  # other rows would leave chance: 1/64
 
 
 @pytest.mark.parametrize("name", [n for n in WITH_A_CHOICE if n in ("mix", "eagle3", "draft-model", "suffix")])

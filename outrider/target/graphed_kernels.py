@@ -133,10 +133,11 @@ def _norm(
     x, y, weight, whole, out, x_row, y_row, rows, eps,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     row, i = tl.program_id(0), tl.arange(0, WIDE)
+    by = tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()  # at once: a norm is so short that the next launch would come too late
+        tl.extra.cuda.gdc_wait()
     kind = out.dtype.element_ty
     value = tl.load(x + row * x_row + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     if PARTS > 0:
@@ -146,7 +147,7 @@ def _norm(
         value = (value + added.to(kind).to(tl.float32)).to(kind).to(tl.float32)
         tl.store(whole + row * WIDTH + i, value.to(kind), mask=i < WIDTH)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    normed = (value * scale).to(kind).to(tl.float32) * tl.load(weight + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    normed = (value * scale).to(kind).to(tl.float32) * by
     tl.store(out + row * WIDTH + i, normed.to(kind), mask=i < WIDTH)
 
 

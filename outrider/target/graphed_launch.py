@@ -15,7 +15,7 @@ from torch import Tensor
 
 ARRIVALS = 1 << 14  # counters of one kind of launch
 
-_counters: dict[tuple[torch.device, int], Tensor] = {}
+_counters: dict[tuple[torch.device, int, str], Tensor] = {}
 
 
 @cache
@@ -56,7 +56,16 @@ def launch(device: torch.device) -> dict[str, Any]:
 
 def counters(device: torch.device, count: int) -> Tensor:
     """Counters of arrival, all zero; whoever comes last leaves them so. One launch after another uses them."""
+    return _zeros(device, count, "arrivals")
+
+
+def rounds(device: torch.device, count: int) -> Tensor:
+    """Counters that only rise, so that nobody has to clear up at the end of a launch."""
+    return _zeros(device, count, "rounds")
+
+
+def _zeros(device: torch.device, count: int, kind: str) -> Tensor:
     size = max(ARRIVALS, triton.next_power_of_2(count))  # a larger one is another tensor: recordings keep theirs
-    if (device, size) not in _counters:
-        _counters[device, size] = torch.zeros(size, dtype=torch.int32, device=device)
-    return _counters[device, size]
+    if (device, size, kind) not in _counters:
+        _counters[device, size, kind] = torch.zeros(size, dtype=torch.int32, device=device)
+    return _counters[device, size, kind]

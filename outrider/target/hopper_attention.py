@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.target.graphed_launch import counters, launch, processors
+from outrider.target.graphed_launch import launch, processors, rounds
 from outrider.target.graphed_reference import Fresh, Layout
 from outrider.target.tree_attention import SHORT
 
@@ -38,7 +38,6 @@ def fits(query: Tensor, keys: Tensor, values: Tensor) -> bool:
         and query.dtype == keys.dtype == values.dtype
         and values.shape[3] == dim
         and keys.is_contiguous() and values.is_contiguous()
-        and _splits(query, keys) > 1  # whole contexts in one program are no faster here
     )  # fmt: skip
 
 
@@ -65,19 +64,20 @@ def tree_attention(
     batch, heads, rows, dim = query.shape
     key_heads, capacity = keys.shape[1:3]
     splits = _splits(query, keys)
-    stages = 5 if capacity <= SHORT else 2  # there two programs share a processor
     tiles = triton.cdiv(heads // key_heads * rows, BLOCK)
+    alone = batch * key_heads * tiles * splits <= processors(query.device)
+    stages = 5 if alone else 2  # there two programs share a processor
     space = (batch * key_heads * tiles, splits, BLOCK)
     out = torch.empty((batch, rows, heads, dim), dtype=query.dtype, device=query.device)
     partial = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
     sums = torch.empty((2, *space), dtype=torch.float32, device=query.device)  # maximum, weight
-    kind = gl.bfloat16 if query.dtype == torch.bfloat16 else gl.float16
-    place = gl.NVMMASharedLayout.get_default_for([KEYS, dim], kind)
+    # halves of rows are stored apart, so the layout must not mix them
+    place = gl.NVMMASharedLayout(swizzle_byte_width=dim, element_bitwidth=16, rank=2)
     read = [TensorDescriptor.from_tensor(part.view(-1, dim), [KEYS, dim], place) for part in (keys, values)]
     cos, sin = rotary or (query, query)
     _attend[(batch * key_heads, splits, tiles)](
         query, *read, keys, values, fresh.key, fresh.value, cos, sin, layout.slots, layout.lengths, layout.nodes,
-        layout.words, fresh.places, out, partial, sums, counters(query.device, 4 * space[0]), *query.stride()[:3],
+        layout.words, fresh.places, out, partial, sums, rounds(query.device, 2 * space[0]), *query.stride()[:3],
         *fresh.key.stride()[:3], *fresh.value.stride()[:3], *cos.stride()[:2], scaling, rows, capacity, dim, key_heads,
         heads // key_heads, layout.words.shape[2], BLOCK, KEYS, stages, splits, PATIENCE, rotary is not None,
         num_warps=4, **launch(query.device),
@@ -86,18 +86,31 @@ def tree_attention(
 
 
 @gluon.jit
-def _turned(start, turn, cos, sin, inside, d, DIM: gl.constexpr, HAS_ROTARY: gl.constexpr):
-    """Rows at `start`, turned by the angles at `turn`."""
-    x = gl.load(start + d[None, :], mask=inside, other=0.0)
+def _angles(cos, sin, at, inside, HALF: gl.constexpr, HAS_ROTARY: gl.constexpr):
+    """By which the first and the second half of rows are turned."""
+    c1, c2, s1, s2 = inside, inside, inside, inside
     if HAS_ROTARY:
-        half: gl.constexpr = DIM // 2
-        across = gl.max_contiguous(gl.multiple_of(gl.where(d < half, d + half, d - half), 8), 8)
-        other = gl.load(start + across[None, :], mask=inside, other=0.0).to(gl.float32)
-        other = gl.where((d < half)[None, :], -other, other)
-        c = gl.load(cos + turn + d[None, :], mask=inside, other=0.0).to(gl.float32)
-        s = gl.load(sin + turn + d[None, :], mask=inside, other=0.0).to(gl.float32)
-        x = (x.to(gl.float32) * c + other * s).to(x.dtype)
-    return x
+        c1, c2 = gl.load(cos + at, mask=inside, other=0.0), gl.load(cos + at + HALF, mask=inside, other=0.0)
+        s1, s2 = gl.load(sin + at, mask=inside, other=0.0), gl.load(sin + at + HALF, mask=inside, other=0.0)
+    return c1, c2, s1, s2
+
+
+@gluon.jit
+def _halves(start, c1, c2, s1, s2, inside, HALF: gl.constexpr, HAS_ROTARY: gl.constexpr):
+    """Rows at `start` in two halves, turned."""
+    x, y = gl.load(start, mask=inside, other=0.0), gl.load(start + HALF, mask=inside, other=0.0)
+    if HAS_ROTARY:
+        kind: gl.constexpr = x.dtype
+        a, b = x.to(gl.float32), y.to(gl.float32)
+        x = (a * c1.to(gl.float32) - b * s1.to(gl.float32)).to(kind)
+        y = (b * c2.to(gl.float32) + a * s2.to(gl.float32)).to(kind)
+    return x, y
+
+
+@gluon.jit
+def _place(to, x, y, HALF: gl.constexpr):
+    to.slice(0, HALF, dim=1).store(x)
+    to.slice(HALF, HALF, dim=1).store(y)
 
 
 @gluon.jit
@@ -134,22 +147,40 @@ def _ask(keys, values, ring, others, bar, row, there, stage, DIM: gl.constexpr, 
 def _shares(counters, part, SPLITS: gl.constexpr, PATIENCE: gl.constexpr):
     """Bits of the shares of the rows that this program joins: its own, when all stretches have come.
 
-    Who has waited too long (another kernel holds the processors of those that are to come) leaves its to the last.
+    Who has waited too long (another kernel holds the processors of those that are to come) leaves its to the last. The
+    first counter rises by 16 a launch; the second holds the last launch that is complete and, below it, who has left.
     """
-    complete: gl.constexpr = 1 << 30
+    each: gl.constexpr = 16 // SPLITS
     mine = 1 << part
-    if gl.atomic_add(counters, 1, sem="acq_rel") == SPLITS - 1:
-        taken = mine | gl.atomic_or(counters + 1, complete, sem="acq_rel")
+    before = gl.atomic_add(counters, each, sem="acq_rel")
+    own = ((before >> 4) + 1) & 0x3FFF
+    if (before & 15) == 16 - each:
+        taken = mine | (gl.atomic_xchg(counters + 1, own << 16, sem="acq_rel") & 0xFFFF)
     else:
         seen = gl.atomic_or(counters + 1, 0, sem="acquire")
         tries = 0
-        while ((seen & complete) == 0) & (tries < PATIENCE):
+        while ((seen >> 16) != own) & (tries < PATIENCE):
             seen = gl.atomic_or(counters + 1, 0, sem="acquire")
             tries += 1
-        if (seen & complete) == 0:
+        if (seen >> 16) != own:
             seen = gl.atomic_or(counters + 1, mine, sem="acq_rel")
-        taken = gl.where((seen & complete) != 0, mine, 0)
+            if (seen >> 16) == own:  # the last came in between
+                gl.atomic_and(counters + 1, ~mine, sem="acq_rel")
+        taken = gl.where((seen >> 16) == own, mine, 0)
     return taken
+
+
+@gluon.jit
+def _write(
+    out, value, batch, head, start, rows, DIM: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
+    COUNT: gl.constexpr,
+):  # fmt: skip
+    """Results of query rows from `start` on."""
+    whose = start + gl.arange(0, COUNT, gl.SliceLayout(1, value.type.layout))
+    d = gl.arange(0, DIM, gl.SliceLayout(0, value.type.layout))
+    to = ((batch * rows + whose % rows) * HEADS * GROUP + head * GROUP + whose // rows) * DIM
+    seen = (whose < GROUP * rows)[:, None] & (d < DIM)[None, :]
+    gl.store(out + to[:, None] + d[None, :], value, mask=seen)
 
 
 @gluon.jit
@@ -173,10 +204,7 @@ def _join(
         at = partial + (p * BLOCK + cell)[:, None] * DIM + d[None, :]
         value += scale[:, None] * gl.load(at, cache_modifier=".cg")
     value = value / gl.where(mass > 0, mass, 1.0)[:, None]  # a padded row sees nothing: zeros
-    whose = tile + cell
-    to = ((batch * rows + whose % rows) * HEADS * GROUP + head * GROUP + whose // rows) * DIM
-    seen = (whose < GROUP * rows)[:, None] & (d < DIM)[None, :]
-    gl.store(out + to[:, None] + d[None, :], value.to(out.dtype.element_ty), mask=seen)
+    _write(out, value.to(out.dtype.element_ty), batch, head, tile + start, rows, DIM, HEADS, GROUP, share)
 
 
 @gluon.jit(do_not_specialize=("rows",))
@@ -191,7 +219,8 @@ def _attend(
     kind: gl.constexpr = keys.dtype
     scored: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     laid: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
-    flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])  # 16 bytes a thread
+    HALF: gl.constexpr = DIM // 2
+    flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [4, 1], [1, 0])  # 16 bytes a thread
     batch, head = gl.program_id(0) // HEADS, gl.program_id(0) % HEADS
     part, tile = gl.program_id(1), gl.program_id(2)
     length, slot = gl.load(lengths + batch).to(gl.int32), gl.load(slots + batch).to(gl.int32)
@@ -217,16 +246,18 @@ def _attend(
     second = first
     if WORDS > 1:
         second = gl.load(word + 1, mask=folded < GROUP * rows, other=0)
+    d, mine = gl.arange(0, HALF, gl.SliceLayout(0, flat)), tile * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, flat))
+    row, inside = mine % rows, (mine < GROUP * rows)[:, None] & (d < HALF)[None, :]
+    turn = batch * cos_batch + d[None, :]
+    c1, c2, s1, s2 = _angles(cos, sin, turn + row[:, None] * cos_row, inside, HALF, HAS_ROTARY)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    d, mine = gl.arange(0, DIM, gl.SliceLayout(0, flat)), tile * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, flat))
-    row, inside = mine % rows, (mine < GROUP * rows)[:, None] & (d < DIM)[None, :]
     start = query + batch * query_batch + (head * GROUP + mine // rows)[:, None] * query_head + row[:, None] * query_row
-    q = _turned(start, batch * cos_batch + row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
+    q1, q2 = _halves(start + d[None, :], c1, c2, s1, s2, inside, HALF, HAS_ROTARY)
     for s in gl.static_range(2, STAGES):
         _ask(keys, values, ring, others, bars.index(s), base + low + s * KEYS, s < blocks, s, DIM, KEYS)
-    asked.store(q)
+    _place(asked, q1, q2, HALF)
     fence_async_shared()
     largest = gl.full([BLOCK], float("-inf"), gl.float32, gl.SliceLayout(1, scored))
     weight = gl.zeros([BLOCK], gl.float32, gl.SliceLayout(1, scored))
@@ -239,20 +270,28 @@ def _attend(
         largest, weight, total = _absorb(scores, others.index(stage), largest, weight, total, kind, laid)
         more = i + STAGES
         _ask(keys, values, ring, others, bars.index(stage), base + low + more * KEYS, more < blocks, stage, DIM, KEYS)
+    new_key += batch * new_key_batch + head * new_key_head
+    new_value += batch * new_value_batch + head * new_value_head
     for at in range(low + blocks * KEYS, stop, KEYS):
         place = at + gl.arange(0, KEYS, gl.SliceLayout(1, flat))
-        old = ((place < stored) & (place < stop))[:, None] & (d < DIM)[None, :]
-        new = ((place >= stored) & (place < stop))[:, None] & (d < DIM)[None, :]
+        fresh = ((place >= stored) & (place < stop))[:, None] & (d < HALF)[None, :]
         here, nth = (base + place).to(gl.int64)[:, None] * DIM + d[None, :], (place - stored)[:, None]
-        from_key = new_key + batch * new_key_batch + head * new_key_head + nth * new_key_row
-        from_value = new_value + batch * new_value_batch + head * new_value_head + nth * new_value_row
-        k = _turned(from_key, batch * cos_batch + nth * cos_row, cos, sin, new, d, DIM, HAS_ROTARY)
-        v = gl.load(from_value + d[None, :], mask=new, other=0.0)
+        t1, t2, u1, u2 = _angles(cos, sin, turn + nth * cos_row, fresh, HALF, HAS_ROTARY)
+        k1, k2 = _halves(new_key + nth * new_key_row + d[None, :], t1, t2, u1, u2, fresh, HALF, HAS_ROTARY)
+        v1, v2 = _halves(new_value + nth * new_value_row + d[None, :], t1, t2, u1, u2, fresh, HALF, False)
         if tile == 0:
-            gl.store(key_rows + here, k, mask=new)
-            gl.store(value_rows + here, v, mask=new)
-        ring.index(0).store(gl.where(old, gl.load(key_rows + here, mask=old, other=0.0), k))
-        others.index(0).store(gl.where(old, gl.load(value_rows + here, mask=old, other=0.0), v))
+            gl.store(key_rows + here, k1, mask=fresh)
+            gl.store(key_rows + here + HALF, k2, mask=fresh)
+            gl.store(value_rows + here, v1, mask=fresh)
+            gl.store(value_rows + here + HALF, v2, mask=fresh)
+        if at < stored:  # the rest of what is committed
+            old = ((place < stored) & (place < stop))[:, None] & (d < HALF)[None, :]
+            k1 = gl.where(old, gl.load(key_rows + here, mask=old, other=0.0), k1)
+            k2 = gl.where(old, gl.load(key_rows + here + HALF, mask=old, other=0.0), k2)
+            v1 = gl.where(old, gl.load(value_rows + here, mask=old, other=0.0), v1)
+            v2 = gl.where(old, gl.load(value_rows + here + HALF, mask=old, other=0.0), v2)
+        _place(ring.index(0), k1, k2, HALF)
+        _place(others.index(0), v1, v2, HALF)
         fence_async_shared()
         scores = warpgroup_mma(asked, ring.index(0).permute((1, 0)), blank, use_acc=False) * (scaling * LOG2E)
         seen = at + gl.arange(0, KEYS, gl.SliceLayout(0, scored))
@@ -261,23 +300,26 @@ def _attend(
         largest, weight, total = _absorb(scores, others.index(0), largest, weight, total, kind, laid)
     for s in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(s))
-    own = gl.program_id(0) * gl.num_programs(2) + tile
-    half = gl.num_programs(0) * gl.num_programs(2) * SPLITS * BLOCK
-    cell, e = gl.arange(0, BLOCK, gl.SliceLayout(1, laid)), gl.arange(0, DIM, gl.SliceLayout(0, laid))
-    sums, partial = sums + own * SPLITS * BLOCK, partial + own.to(gl.int64) * SPLITS * BLOCK * DIM
-    gl.store(sums + part * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored)), largest)
-    gl.store(sums + half + part * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored)), weight)
-    gl.store(partial + (part * BLOCK + cell)[:, None] * DIM + e[None, :], total)
-    gl.thread_barrier()
-    taken = _shares(counters + 4 * own, part, SPLITS, PATIENCE)
-    gl.thread_barrier()
-    for each in range(SPLITS):
-        if (taken >> each) & 1:
-            _join(
-                sums, half, partial, out, batch, head, tile * BLOCK, each * (BLOCK // SPLITS), rows, DIM, HEADS, GROUP,
-                BLOCK, SPLITS,
-            )  # fmt: skip
-    if gl.atomic_add(counters + 4 * own + 2, 1, sem="acq_rel") == SPLITS - 1:  # the last to leave clears up
-        gl.store(counters + 4 * own, 0)
-        gl.store(counters + 4 * own + 1, 0)
-        gl.store(counters + 4 * own + 2, 0)
+    if SPLITS == 1:
+        mass = gl.where(weight > 0, weight, 1.0)  # a padded row sees nothing: zeros
+        whole = gl.convert_layout(mass, gl.SliceLayout(1, laid))
+        wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+        value = gl.convert_layout((total / whole[:, None]).to(out.dtype.element_ty), wide)
+        _write(out, value, batch, head, tile * BLOCK, rows, DIM, HEADS, GROUP, BLOCK)
+    else:
+        own = gl.program_id(0) * gl.num_programs(2) + tile
+        half = gl.num_programs(0) * gl.num_programs(2) * SPLITS * BLOCK
+        cell, e = gl.arange(0, BLOCK, gl.SliceLayout(1, laid)), gl.arange(0, DIM, gl.SliceLayout(0, laid))
+        sums, partial = sums + own * SPLITS * BLOCK, partial + own.to(gl.int64) * SPLITS * BLOCK * DIM
+        gl.store(sums + part * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored)), largest)
+        gl.store(sums + half + part * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored)), weight)
+        gl.store(partial + (part * BLOCK + cell)[:, None] * DIM + e[None, :], total)
+        gl.thread_barrier()
+        taken = _shares(counters + 2 * own, part, SPLITS, PATIENCE)
+        gl.thread_barrier()
+        for each in range(SPLITS):
+            if (taken >> each) & 1:
+                _join(
+                    sums, half, partial, out, batch, head, tile * BLOCK, each * (BLOCK // SPLITS), rows, DIM, HEADS,
+                    GROUP, BLOCK, SPLITS,
+                )  # fmt: skip

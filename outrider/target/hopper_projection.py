@@ -29,7 +29,7 @@ from outrider.target.graphed_launch import launch, processors, shared_bytes
 
 LEAST, MOST = 2, 64  # rows; one needs no matrix unit, more are left to the vendor's library
 TILE, SLICE = 64, 128  # outputs of a program, inputs it looks at together
-READY = 2  # slices of the weights asked for before the rows are there: more would be in the rows' way
+READY = 3  # slices of the weights asked for before the rows are there: more would be in the rows' way
 DEEPEST = 8  # slices on their way
 
 

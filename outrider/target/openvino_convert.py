@@ -376,13 +376,29 @@ def compressed(graph: Any, precision: Precision) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Foreign progress bars, tables and tracer warnings are not the user's."""
+    """Foreign progress bars, tables and tracer warnings are not the user's; nor is what is reported to their makers."""
     logger = logging.getLogger("nncf")
     level = logger.level
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _unreported():
         warnings.simplefilter("ignore")
         logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _unreported() -> Iterator[None]:
+    """A conversion reports some forty events over the network, each from a fork of the whole process."""
+    try:
+        from openvino_telemetry.utils.sender import TelemetrySender
+    except ImportError:
+        yield
+        return
+    send = TelemetrySender.send
+    TelemetrySender.send = lambda *_: None
+    try:
+        yield
+    finally:
+        TelemetrySender.send = send

@@ -21,7 +21,7 @@ def run(*args: str) -> Any:
 
 
 @pytest.fixture
-def folder(tiny_llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def folder(small_enumeration: None, tiny_llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(gate, "QUICK", TINY)
     tiny_llama.model.save_pretrained(tmp_path / "tiny")
     return str(tmp_path / "tiny")

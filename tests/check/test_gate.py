@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import methods
-from outrider.check import bugs, exhaustive, gate
+from outrider.check import bugs, gate
 from outrider.check.gate import Outcome, Size, check
 from outrider.control.fixed import Fixed
 from outrider.draft.prompt_lookup import PromptLookup
@@ -22,14 +22,6 @@ from outrider.verify.rejection import Rejection
 
 TINY = Size(3, 24, 20, 5, 16, 16, 60, 3, thorough=False)
 RUNTIME_BUGS = {"leaked-sibling", "stale-cache", "off-by-one-position"}
-
-
-@pytest.fixture
-def small_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exhaustive part has tests of its own; here it is kept short."""
-    monkeypatch.setattr(exhaustive, "SMALL", ((1, 1), (2, 1)))
-    monkeypatch.setattr(exhaustive, "SHAPES", ((1, 1), (2, 1)))
-    monkeypatch.setattr(exhaustive, "CASES", exhaustive.CASES[:1])
 
 
 @pytest.mark.usefixtures("small_enumeration")

@@ -67,14 +67,19 @@ def test_models_are_told_apart_by_what_their_ids_mean(smollm2: LoadedModel, tiny
         same_vocabulary(smollm2, tiny_llama)
 
 
+@pytest.fixture(scope="module")
+def engine(smollm2: LoadedModel) -> Outrider:
+    return Outrider(smollm2, "plain", strict=True, limits={"max_context": 256, "max_slots": 2})
+
+
 @pytest.mark.parametrize("method", ["draft-model", "specinfer", "omnidraft-ngram"])
 def test_a_draft_of_another_vocabulary_drafts_through_text(
-    smollm2: LoadedModel, tiny_llama: LoadedModel, method: str, monkeypatch, caplog
+    engine: Outrider, tiny_llama: LoadedModel, method: str, monkeypatch, caplog
 ) -> None:
     """Not refused, said once, and the text is plain's."""
     other = replace(tiny_llama, tokenizer=_of_64_tokens(), name="other")
     monkeypatch.setattr("outrider.api.load_model", lambda name, **_: other)
-    engine = Outrider(smollm2, "plain", strict=True, limits={"max_context": 256, "max_slots": 2})
+    engine._parts.drafts.clear()  # of the methods before
     prompt = "one two three one two"
     for _ in range(2):
         recipe = engine.recipe(method, {"draft": "other", "controller": "fixed"})

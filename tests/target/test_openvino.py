@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,16 +48,24 @@ def small_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@cache
+def small_llama_graphs() -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """With its graph in every precision. Tracing takes seconds and a target copies what it compiles: made once."""
+    model = small_llama()
+    graph = trace(model, traits(model))
+    known = [p for p in PRECISIONS.values() if HAVE_NNCF or not p.weights]
+    forms = {p.form: compressed(graph.clone(), p) for p in known}
+    return model, {p.name: forms[p.form] for p in known}
+
+
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    return small_llama()
+    return small_llama_graphs()[0]
 
 
 @pytest.fixture(scope="module")
-def graphs(model: LlamaForCausalLM) -> dict[str, Any]:
-    known = traits(model)
-    names = list(PRECISIONS) if HAVE_NNCF else ["float32"]
-    return {name: compressed(trace(model, known), PRECISIONS[name]) for name in names}
+def graphs() -> dict[str, Any]:
+    return small_llama_graphs()[1]
 
 
 @pytest.fixture
@@ -94,10 +103,16 @@ def row_by_row(target: OpenVINOTarget, slot: int, tokens: list[int], alone: bool
 CONVERTED = ("llama", "qwen2", "gpt2", "gemma2", "phi3-window", "opt")
 
 
+@cache
+def zoo_graph(name: str) -> Any:
+    return trace(zoo.build(name), traits(zoo.build(name)))
+
+
 def walk(name: str, **options: Any) -> float:
-    model = zoo.build(name)
-    graph = trace(model, traits(model))
-    return zoo.walk(model, runtime=lambda model, **more: OpenVINOTarget(model, graph, **more), **options)
+    def runtime(model: Any, **more: Any) -> OpenVINOTarget:
+        return OpenVINOTarget(model, zoo_graph(name), **more)
+
+    return zoo.walk(zoo.build(name), runtime=runtime, **options)
 
 
 @pytest.mark.parametrize("name", CONVERTED)

@@ -18,7 +18,7 @@ from outrider.models.load import fingerprint
 from outrider.target.openvino import OpenVINOTarget
 from outrider.target.openvino_convert import PRECISIONS, trace, traits
 from tests.target import test_architectures as zoo
-from tests.target.test_openvino import small_llama
+from tests.target.test_openvino import small_llama, small_llama_graphs
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    return small_llama()
+    return small_llama_graphs()[0]
 
 
 def test_what_cannot_be_converted_is_refused_with_the_way_out() -> None:
@@ -51,12 +51,33 @@ def test_a_graph_that_scores_otherwise_is_refused(model: LlamaForCausalLM, monke
         openvino_graph(model, "float32", keep=False)
 
 
-def test_a_conversion_is_kept_and_remade_when_damaged(
-    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_reports_to_nobody(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = pytest.importorskip("openvino_telemetry.utils.sender")
+    sent: list[str] = []
+
+    def converts(*_: Any, **__: Any) -> Any:
+        sender.TelemetrySender().send("here", "a message")  # as it does outside of continuous integration
+        raise ValueError("no such graph")
+
+    monkeypatch.setattr(sender.TelemetrySender, "send", lambda self, *given: sent.append(given))
+    monkeypatch.setattr("openvino.convert_model", converts)
+    with pytest.raises(UnsupportedModel, match="no such graph"):
+        trace(model, traits(model))
+    assert sent == []
+    sender.TelemetrySender().send("here", "of somebody else")
+    assert sent == [("here", "of somebody else")]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Precisions converted to; each time into the small model's graph: which one it is decides nothing here."""
     made: list[str] = []
-    right = conversions._make
-    monkeypatch.setattr(conversions, "_make", lambda m, p: made.append(p) or right(m, p))
+    graph = small_llama_graphs()[1]["float32"]
+    monkeypatch.setattr(conversions, "_make", lambda _, precision: made.append(precision) or graph.clone())
+    return made
+
+
+def test_a_conversion_is_kept_and_remade_when_damaged(model: LlamaForCausalLM, tmp_path: Path, made: list[str]) -> None:
 
     def graph_file(name: str) -> Path:
         return next(tmp_path.rglob(name))
@@ -88,7 +109,7 @@ def stored(home: Path) -> set[str]:
 
 
 def test_a_new_conversion_replaces_the_old_one_of_the_same_model_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openvino_graph(of("one"), "float32")
     (first,) = stored(tmp_path)
@@ -99,19 +120,18 @@ def test_a_new_conversion_replaces_the_old_one_of_the_same_model_and_no_other(
     openvino_graph(of("one", 0.25), "float32")
     second = stored(tmp_path) - others - {first}
     assert stored(tmp_path) == others | second and len(second) == 1
-    monkeypatch.setattr("outrider.target.openvino_convert.FORMAT", 10**6)
-    openvino_graph(of("one", 0.25), "float32")
+    with monkeypatch.context() as later:
+        later.setattr("outrider.target.openvino_convert.FORMAT", 10**6)
+        openvino_graph(of("one", 0.25), "float32")
     third = stored(tmp_path) - others
     assert len(third) == 1 and third != second
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     openvino_graph(of("one", 0.25), "float32")  # an earlier version leaves alone what a later one made
-    assert stored(tmp_path) == others | second | third
+    assert stored(tmp_path) == others | second | third and len(made) == 6
     assert not list(tmp_path.rglob("*.partial-*"))
 
 
 def test_a_graph_in_use_survives_its_replacement_and_one_that_vanished_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = of("one")
     graph = openvino_graph(model, "float32")
@@ -130,6 +150,7 @@ def test_a_graph_in_use_survives_its_replacement_and_one_that_vanished_is_made_a
     monkeypatch.setattr(conversions, "kept", gone)
     monkeypatch.setattr(conversions, "_drop_replaced", lambda folder: None)
     assert OpenVINOTarget(model, openvino_graph(model, "float32"), self_test=True).vocab_size == 61
+    assert len(made) == 4
 
 
 def test_another_configuration_is_another_conversion(model: LlamaForCausalLM) -> None:

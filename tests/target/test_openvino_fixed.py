@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
 
@@ -18,7 +17,7 @@ from outrider.protocols import Needs, Pads, Prepares
 from outrider.target import openvino
 from outrider.target.eager import TransformersTarget
 from outrider.target.openvino import OpenVINOTarget
-from outrider.target.openvino_convert import BLOCK, PRECISIONS, compressed, trace, traits
+from outrider.target.openvino_convert import BLOCK
 from outrider.target.openvino_fixed import MOST, FixedShapes
 from outrider.target.openvino_request import Request
 from outrider.tree import fixed
@@ -30,14 +29,10 @@ from tests.target.test_openvino import (
     logits,
     open_slot,
     row_by_row,
-    small_llama,
+    small_llama_graphs,
     widths_that_move_a_bit,
+    zoo_graph,
 )
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return small_llama()
 
 
 @pytest.fixture
@@ -50,16 +45,26 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def of(tmp_path: Path, model: LlamaForCausalLM) -> Callable[..., OpenVINOTarget]:
+def stored(tmp_path: Path) -> Callable[..., OpenVINOTarget]:
     """Of stored graphs, as conversions are: the plugin knows a rotary embedding only in those."""
 
-    def make(precision: str = "float32", own: Any = model, **limits: Any) -> OpenVINOTarget:
+    def make(own: Any, graph: Any, **limits: Any) -> OpenVINOTarget:
         import openvino as ov
 
-        graph = compressed(trace(own, traits(own)), PRECISIONS[precision])
         ov.save_model(graph, path := tmp_path / "graph.xml", compress_to_fp16=False)
+        return OpenVINOTarget(own, ov.Core().read_model(path), **limits)
+
+    return make
+
+
+@pytest.fixture
+def of(stored: Callable[..., OpenVINOTarget]) -> Callable[..., OpenVINOTarget]:
+    """Of the small model."""
+
+    def make(precision: str = "float32", **limits: Any) -> OpenVINOTarget:
+        model, graphs = small_llama_graphs()
         limits = {"max_slots": 2, "max_context": 2048} | limits
-        return OpenVINOTarget(own, ov.Core().read_model(path), precision=precision, **limits)
+        return stored(model, graphs[precision], precision=precision, **limits)
 
     return make
 
@@ -88,10 +93,10 @@ def test_steps_of_fixed_shapes_leave_no_other_bit(
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma2", "phi3-window"])
 def test_trees_in_fixed_shapes_equal_independent_forwards(
-    of: Callable[..., OpenVINOTarget], name: str, made: list[tuple[int, int]]
+    stored: Callable[..., OpenVINOTarget], name: str, made: list[tuple[int, int]]
 ) -> None:
     def prepared(own: Any, **limits: Any) -> OpenVINOTarget:
-        target = of(own=own, **limits)
+        target = stored(own, zoo_graph(name), **limits)
         target.prepare([200])
         return target
 

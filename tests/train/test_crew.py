@@ -13,46 +13,52 @@ from safetensors.torch import load_file
 
 from outrider.errors import InputError
 from outrider.train.crew import Crew, crew
-from outrider.train.selfdata import SelfData
+from outrider.train.kinds import find_kind, plan_of, train_drafter
+from outrider.train.selfdata import DataPlan, SelfData, write_data
+from tests.train.conftest import make_markov
 
 pytest.importorskip("accelerate")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import os, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from outrider.train.kinds import find_kind, plan_of, train_drafter
-from outrider.train.selfdata import DataPlan, write_data
-from tests.train.conftest import make_markov
-
-target, folder = make_markov(), Path(sys.argv[2])
-text = write_data(target, DataPlan(tokens=64 * 24, length=24, batch=64), folder / os.environ.get("RANK", "0"))
-text.roles[::3, :12] = 1  # so that shares of a batch hold different numbers of answer tokens
-settings = {"steps": 5, "batch": 6, "lr": 0.02, "vocab": 48, "unroll": 2, "layers": "1,2,3", "held_out": 8}
-train_drafter("eagle3", target, text, plan_of(find_kind("eagle3"), settings), folder / "drafter", measure_every=5)
+from tests.train.test_crew import work
+work(Path(sys.argv[2]))
 """
 
 
-def launched(folder: Path, processes: int) -> dict[str, torch.Tensor]:
+def work(folder: Path) -> None:
+    """What every process does."""
+    target = make_markov()
+    text = write_data(target, DataPlan(tokens=64 * 24, length=24, batch=64), folder / os.environ.get("RANK", "0"))
+    text.roles[::3, :12] = 1  # so that shares of a batch hold different numbers of answer tokens
+    settings = {"steps": 5, "batch": 6, "lr": 0.02, "vocab": 48, "unroll": 2, "layers": "1,2,3", "held_out": 8}
+    plan = plan_of(find_kind("eagle3"), settings)
+    train_drafter("eagle3", target, text, plan, folder / "drafter", measure_every=5)
+
+
+def launched(folder: Path, processes: int) -> None:
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     done = subprocess.run(
         [*launcher, str(script), str(ROOT), str(folder)], capture_output=True, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert all((folder / str(rank)).exists() for rank in range(processes))
-    return load_file(folder / "drafter" / "model.safetensors")
 
 
-def test_two_processes_take_the_steps_of_the_joint_batch(tmp_path: Path) -> None:
+def test_two_processes_take_the_steps_of_the_joint_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    one, two = launched(tmp_path / "one", 1), launched(tmp_path / "two", 2)
+    work(tmp_path / "one")
+    launched(tmp_path / "two", 2)
+    assert all((tmp_path / "two" / str(rank)).exists() for rank in range(2))
+    one, two = (load_file(tmp_path / name / "drafter" / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=2e-3, atol=2e-3)  # half precision on disk

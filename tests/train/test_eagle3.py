@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,8 @@ from outrider.train.eagle3 import (
     unrolled,
 )
 from outrider.train.kinds import train_drafter
-from outrider.train.loop import CHECKPOINT, Point
 from outrider.train.losses import LOSSES
-from outrider.train.selfdata import ANSWER, DataPlan, SelfData, write_data
+from outrider.train.selfdata import ANSWER, SelfData
 
 PLAN = Eagle3Plan(steps=30, batch=8, lr=3e-3, held_out=16, vocab=40, unroll=3, intermediate=32)
 
@@ -238,58 +235,3 @@ def test_a_drafter_of_another_target_or_kind_is_refused(
     (tmp_path / "drafter.json").write_text(json.dumps(card | {"kind": "draft-model"}))
     with pytest.raises(InputError, match="of kind draft-model, not eagle3"):
         load_eagle3(tmp_path, four_layers)
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from tests.train.conftest import make_target
-from tests.train.test_eagle3 import PLAN
-from outrider.train.kinds import train_drafter
-from outrider.train.selfdata import DataPlan, write_data
-
-target = make_target(0)
-folder = Path(sys.argv[2])
-plan = DataPlan(tokens=6 * 32 * 48, length=48, batch=32)
-
-def kill(step, of, point):
-    if step == 17:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def kill_data(done, of):
-    if done >= of // 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if sys.argv[3] == "data":
-    write_data(target, plan, folder, kill_data)
-else:
-    text = write_data(target, plan, folder / "data")
-    train_drafter("eagle3", target, text, PLAN, folder, measure_every=5, save_every=0, on_progress=kill)
-"""
-
-
-@pytest.mark.parametrize("what", ["data", "run"])
-def test_what_was_killed_goes_on_and_ends_the_same(
-    four_layers: LoadedModel, text: SelfData, tmp_path: Path, what: str
-) -> None:
-    root = str(Path(__file__).parents[2])
-    killed = subprocess.run([sys.executable, "-c", KILLED, root, str(tmp_path), what], capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
-    if what == "data":
-        written = sorted(path.name for path in tmp_path.glob("*.safetensors"))
-        assert written == [f"shard-000{i}.safetensors" for i in range(len(written))] and 2 <= len(written) < 6
-        resumed = write_data(four_layers, DataPlan(tokens=6 * 32 * 48, length=48, batch=32), tmp_path)
-        assert torch.equal(resumed.tokens, text.tokens) and torch.equal(resumed.roles, text.roles)
-        return
-    assert (tmp_path / CHECKPOINT).exists() and not (tmp_path / "drafter.json").exists()
-    steps: list[int] = []
-
-    def note(step: int, of: int, point: Point) -> None:
-        steps.append(step)
-
-    resumed, curve = train_drafter("eagle3", four_layers, text, PLAN, tmp_path, measure_every=5, on_progress=note)
-    whole, _ = train_drafter("eagle3", four_layers, text, PLAN, tmp_path / "whole", measure_every=5)
-    assert steps == list(range(16, 31)) and [point.step for point in curve] == [0, 5, 10, 15, 20, 25, 30]
-    for (name, a), b in zip(whole.net.named_parameters(), resumed.net.parameters(), strict=True):
-        assert torch.equal(a, b), name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from outrider.models.drafts import read_card
 from outrider.recipes.trained import load_trained
 from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter
 from outrider.train.loop import CHECKPOINT, CURVE, split
+from outrider.train.picture import draw_curve
 from outrider.train.selfdata import ANSWER, DataPlan, SelfData, write_data
 from tests.drafters import drafter
 from tests.train.conftest import make_markov, make_target
@@ -40,8 +43,9 @@ def its_text(markov: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> S
 
 @EVERY
 def test_training_beats_a_drafter_that_copies_the_unigram_prior(
-    kind: str, markov: LoadedModel, its_text: SelfData, tmp_path: Path
+    kind: str, markov: LoadedModel, its_text: SelfData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("outrider.train.picture.draw_curve", draw_curve)
     settings = {"steps": 60, "batch": 8, "lr": 3e-3, "held_out": 16, **SETTINGS[kind]}
     plan = plan_of(find_kind(kind), settings)
     _, curve = train_drafter(kind, markov, its_text, plan, tmp_path, measure_every=30)
@@ -106,8 +110,12 @@ def test_an_interrupted_run_ends_with_the_weights_of_a_whole_one(
 
     with pytest.raises(Stopped):
         train_drafter(kind, four_layers, text, plan, tmp_path / "a", measure_every=3, save_every=0, on_progress=stop)
-    assert (tmp_path / "a" / CHECKPOINT).exists()
-    resumed, _ = train_drafter(kind, four_layers, text, plan, tmp_path / "a", measure_every=3)
+    assert (tmp_path / "a" / CHECKPOINT).exists() and not (tmp_path / "a" / "drafter.json").exists()
+    steps: list[int] = []
+    resumed, curve = train_drafter(
+        kind, four_layers, text, plan, tmp_path / "a", measure_every=3, on_progress=lambda step, *_: steps.append(step)
+    )
+    assert steps == [7, 8, 9] and [point.step for point in curve] == [0, 3, 6, 9]
     whole, _ = train_drafter(kind, four_layers, text, plan, tmp_path / "b", measure_every=3)
     for (name, a), b in zip(whole.net.named_parameters(), resumed.net.parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -136,15 +144,21 @@ def test_a_target_without_a_drafter_is_told_how_to_train_one(kind: str, tiny_lla
         engine.recipe(kind)
 
 
+@pytest.fixture(scope="module")
+def young(four_layers: LoadedModel, text: SelfData, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A drafter of this kind after five updates, made once."""
+    return cache(lambda kind: drafter(kind, four_layers, text, tmp_path_factory.mktemp(kind), steps=5))
+
+
 @EVERY
 @pytest.mark.parametrize("verifier", ["recursive", "invariant"])
 def test_it_passes_the_gate(
-    kind: str, verifier: str, four_layers: LoadedModel, text: SelfData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, verifier: str, four_layers: LoadedModel, young: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exhaustive, "SMALL", ((1, 1),))  # it has tests of its own
     monkeypatch.setattr(exhaustive, "SHAPES", ((1, 1),))
     monkeypatch.setattr(exhaustive, "CASES", exhaustive.CASES[:1])
-    options = {"drafter": str(drafter(kind, four_layers, text, tmp_path, steps=5)), "verifier": verifier}
+    options = {"drafter": str(young(kind)), "verifier": verifier}
     report = check(four_layers, kind, options, size=Size(3, 24, 20, 5, 16, 16, 60, 3, thorough=False))
     assert report.verdict == "same output" and report.status == 0, [part.summary for part in report.parts]
     outcomes = {part.name: part.outcome for part in report.parts}

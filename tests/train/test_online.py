@@ -69,16 +69,28 @@ def accepted(results: list) -> float:
     return sum(r.stats.new_tokens for r in results) / sum(r.stats.steps for r in results)
 
 
+@pytest.fixture(scope="module")
+def plain(target) -> list:
+    """What the target says by itself."""
+    return stream(Outrider(target, "plain", strict=True), 24)
+
+
+@pytest.fixture(scope="module")
+def frozen(target, drafter) -> list:
+    """The same texts with a drafter that does not learn."""
+    return stream(engine_of(target, drafter), 24)
+
+
 @pytest.mark.parametrize("background", [False, True])
-def test_acceptance_rises_while_it_runs_and_the_text_stays_the_targets(target, drafter, background: bool) -> None:
+def test_acceptance_rises_while_it_runs_and_the_text_stays_the_targets(
+    target, drafter, plain, frozen, background: bool
+) -> None:
     engine = engine_of(target, drafter)
-    plain = stream(Outrider(target, "plain", strict=True), 24)
     with adapt(engine, replace(PLAN, background=background)) as learner:
         results = stream(engine, 24)
         assert "taken" in [update.outcome for update in learner.updates]
     assert [r.token_ids for r in results] == [r.token_ids for r in plain]
     assert accepted(results[-8:]) > accepted(results[:6]) + 0.2
-    frozen = stream(engine_of(target, drafter), 24)
     assert accepted(results[-8:]) > accepted(frozen[-8:]) + 0.2
     after = stream(engine, 6, first=24)  # what was learnt stays
     assert accepted(after) > accepted(frozen) + 0.2
@@ -133,12 +145,12 @@ def test_an_update_that_does_not_help_unseen_text_is_refused(target, drafter, mo
         assert learner.source.net is live or learner.source._before is None
 
 
-def test_a_failing_update_leaves_the_drafter_and_the_text_alone(target, drafter, monkeypatch, caplog) -> None:
+def test_a_failing_update_leaves_the_drafter_and_the_text_alone(target, drafter, plain, monkeypatch, caplog) -> None:
     monkeypatch.setattr(online, "loss", lambda *_: 1 / 0)
     with adapt(engine := engine_of(target, drafter), PLAN) as learner:
         results = stream(engine, 8)
         assert learner.updates == [] and "adapting the drafter failed" in caplog.text
-    assert [r.token_ids for r in results] == [r.token_ids for r in stream(Outrider(target, "plain"), 8)]
+    assert [r.token_ids for r in results] == [r.token_ids for r in plain[:8]]
 
 
 def test_the_buffer_stays_within_its_bytes(target, drafter) -> None:
@@ -171,7 +183,7 @@ def test_the_thread_ends_with_the_adaptation_and_the_source_is_as_before(target,
     assert engine.recipe("eagle3").drafter.source is source
 
 
-def test_what_was_learnt_can_be_saved_and_used_again(target, drafter, tmp_path) -> None:
+def test_what_was_learnt_can_be_saved_and_used_again(target, drafter, frozen, tmp_path) -> None:
     with adapt(engine := engine_of(target, drafter), PLAN) as learner:
         written = sum(r.stats.new_tokens for r in stream(engine, 12))
         learner.save(tmp_path / "learnt")
@@ -179,7 +191,7 @@ def test_what_was_learnt_can_be_saved_and_used_again(target, drafter, tmp_path) 
             learner.save(drafter)
     card = read_card(tmp_path / "learnt")
     assert card.recipe["steps"] == 1 and card.recipe["adapted"]["rows"] == written
-    assert accepted(stream(engine_of(target, tmp_path / "learnt"), 8)) > accepted(stream(engine_of(target, drafter), 8))
+    assert accepted(stream(engine_of(target, tmp_path / "learnt"), 8)) > accepted(frozen[:8])
 
 
 def test_methods_without_a_head_are_refused(target) -> None:

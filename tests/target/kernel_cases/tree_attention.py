@@ -187,21 +187,29 @@ def test_bfloat16_on_the_gpu(rows: int, batch: int) -> None:
 @pytest.mark.skipif(not hopper(DEVICE), reason="needs a GPU of Hopper's generation")
 @pytest.mark.parametrize("patience", [0, 64])
 @pytest.mark.parametrize(
-    ("rows", "capacity", "dim"), [(16, 180, 128), (50, 1500, 64), (64, 1500, 128), (64, 9000, 128)]
+    ("batch", "rows", "capacity", "dim"),
+    [
+        (1, 16, 180, 128),
+        (2, 50, 1500, 64),
+        (1, 64, 1500, 128),
+        (2, 64, 9000, 128),
+        (30, 16, 300, 128),
+        (40, 16, 300, 64),
+    ],
 )
 def test_wide_trees_on_hopper(
-    rows: int, capacity: int, dim: int, patience: int, monkeypatch: pytest.MonkeyPatch
+    batch: int, rows: int, capacity: int, dim: int, patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without patience the last program joins all rows, with it each its share."""
+    """Without patience the last program joins all rows, with it each its share; large batches have nothing to join."""
     from outrider.target import hopper_attention
 
     monkeypatch.setattr(hopper_attention, "PATIENCE", patience)
     for seed, rotary in ((1, True), (2, False), (3, True)):
-        query, keys, values, layout = problem(seed, 1 + seed % 2, rows, 4, 4, dim, capacity, torch.bfloat16)
+        query, keys, values, layout = problem(seed, batch, rows, 4, 4, dim, capacity, torch.bfloat16)
         assert hopper_attention.fits(query, keys, values)
         options: dict[str, Any] = {"fresh": still_to_store(keys, values, layout, rows)}
         if rotary:
-            angle = torch.rand(query.shape[0], rows, dim // 2, device=DEVICE).repeat(1, 1, 2) * 6
+            angle = torch.rand(query.shape[0], rows, dim, device=DEVICE) * 6
             options["rotary"] = (angle.cos().bfloat16(), angle.sin().bfloat16())
         own = keys.clone(), values.clone()
         got = ta.tree_attention(query, *own, layout, dim**-0.5, **options)
