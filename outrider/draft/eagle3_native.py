@@ -92,7 +92,7 @@ def made_for(net: Any, threads: int) -> NativeLayer | None:
 
 
 class NativeLayer:
-    """What `eagle3.LoneLayer` says; not for several threads at once."""
+    """What `eagle3.LoneLayer` says; calls from several threads take turns."""
 
     most = MOST
 
