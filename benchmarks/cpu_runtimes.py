@@ -2,6 +2,7 @@
 
     python benchmarks/cpu_runtimes.py [--model M] [--context 512] [--rounds 7] [--runtimes eager,int8] [--json -]
     python benchmarks/cpu_runtimes.py --runtimes int8,int8+fixed    # with steps of fixed shapes, as after a while
+    python benchmarks/cpu_runtimes.py --runtimes native-int8,native-int4,int8+fixed
     python benchmarks/cpu_runtimes.py --profile int8        # where one step's time goes
     python benchmarks/cpu_runtimes.py --noise               # the same text in steps of other widths, bit by bit
 
@@ -29,11 +30,13 @@ from outrider.target.openvino_convert import PRECISIONS
 from outrider.tree import fixed
 
 ROWS = (1, 2, 4, 8, 16, 32)
-FIXED = "+fixed"
+FIXED, NATIVE = "+fixed", "native-"
 BITS = {"eager": 32, "float32": 32, "int8": 8, "int8-weights": 8, "int4": 4, "int4-weights": 4}
 
 
 def make(model: Any, name: str, context: int) -> Target:
+    if name.startswith(NATIVE):
+        return runtimes.build(model, "native", name[len(NATIVE) :], max_slots=1, max_context=context + 64)
     runtime, precision = ("eager", None) if name == "eager" else ("openvino", name.removesuffix(FIXED))
     target = runtimes.build(model, runtime, precision, max_slots=1, max_context=context + 64)
     if name.endswith(FIXED) and isinstance(target, OpenVINOTarget):
@@ -89,7 +92,7 @@ def floors(model: Any, names: list[str]) -> dict[str, float]:
         seconds.append(time.perf_counter() - begun)
     rate = block.nbytes / median(seconds)
     weights = sum(p.numel() for p in model.parameters())
-    bits = {name: BITS[name.removesuffix(FIXED)] for name in names}
+    bits = {name: BITS[name.removeprefix(NATIVE).removesuffix(FIXED)] for name in names}
     return {"GB/s": round(rate / 1e9, 1), **{name: round(1e3 * weights * bits[name] / 8 / rate, 1) for name in names}}
 
 

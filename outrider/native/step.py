@@ -76,7 +76,7 @@ class Work(NamedTuple):
     attended: Floats  # [R, heads * D]
     gates: Floats  # [R, inner]
     ups: Floats  # [R, inner]
-    scores: Floats  # [threads, positions]
+    scores: Floats  # [threads, heads that share keys, positions]
     normed: Floats  # [threads, R, hidden]
     from_hidden: Rows  # what products read, by their widths
     from_attended: Rows
@@ -208,15 +208,17 @@ def _project(
 def _attend(
     me: int, threads: int, rows: int, layer: int, window: int, shape: Shape, store: Store, batch: Batch, work: Work
 ) -> None:  # fmt: skip
-    """My share of rows and heads; those that read the same keys come behind each other."""
+    """My share of rows and heads: those that read the same keys together, unless too many threads would be idle."""
     dim, group = shape.dim, shape.heads // shape.kv_heads
-    items = rows * shape.heads
+    heads = group if rows * shape.kv_heads >= threads else 1
     keys, values = store.keys[layer], store.values[layer]
+    items = rows * shape.heads // heads
     for item in range(items * me // threads, items * (me + 1) // threads):
-        kv, rest = divmod(item, rows * group)
-        row, place = divmod(rest, group)
-        low = (kv * group + place) * dim
+        head, row = item // rows * heads, item % rows
+        low, high, kv = head * dim, (head + heads) * dim, head // group
         slot, length = batch.slots[row], batch.lengths[row]
-        sees = batch.sees[row, : batch.places[row] - length + 1]
-        attend(work.qkv[row, low : low + dim], keys[slot, kv], values[slot, kv], length, sees, window, work.scores[me],
-               work.attended[row, low : low + dim])  # fmt: skip
+        attend(
+            work.qkv[row, low:high].reshape(heads, dim), keys[slot, kv], values[slot, kv], length,
+            batch.sees[row, : batch.places[row] - length + 1], window, work.scores[me],
+            work.attended[row, low:high].reshape(heads, dim),
+        )  # fmt: skip

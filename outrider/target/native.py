@@ -74,7 +74,7 @@ class NativeTarget(TransformersTarget):
         return Work(
             floats(rows, hidden), floats(rows, hidden), floats(rows, (shape.heads + 2 * shape.kv_heads) * dim),
             floats(rows, shape.heads * dim), floats(rows, inner), floats(rows, inner),
-            floats(team, self._cache.capacity), floats(team, rows, hidden),
+            floats(team, shape.heads // shape.kv_heads, self._cache.capacity), floats(team, rows, hidden),
             made(weights.qkv), made(weights.out), made(weights.down),
         )  # fmt: skip
 

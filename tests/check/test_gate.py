@@ -68,7 +68,7 @@ def test_exact_method_passes_and_every_planted_bug_is_caught(
 
 
 @pytest.mark.usefixtures("small_enumeration")
-@pytest.mark.parametrize("runtime", ["eager", "openvino"])
+@pytest.mark.parametrize("runtime", ["eager", "openvino", "native"])
 def test_bugs_are_planted_in_the_runtime_under_test(tiny_llama: LoadedModel, runtime: str) -> None:
     planted = [bug for bug in bugs.named(bugs.ALL) if bug.name in RUNTIME_BUGS]
     report = check(tiny_llama, "prompt-lookup", bugs=planted, size=TINY, runtime=runtime)

@@ -1,22 +1,23 @@
-"""Every registered method on the OpenVINO runtime: text to the last token that of plain decoding on it, one by one."""
+"""Every registered method on the CPU's runtimes: text to the last token that of plain decoding on it, one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
 
 import outrider
 from outrider import dropin, runtimes
 from outrider.api import Outrider
 from outrider.check.gate import QUICK, check
+from outrider.native.step import Batch
 from outrider.runtimes import build_draft
 from outrider.sampling import SamplingParams
-from outrider.target.openvino import Layout
+from outrider.target.native import NativeTarget
+from outrider.target.openvino_cache import Layout
 from outrider.target.packed import saturates
 from tests.test_every_method import NAMES, PROMPTS, WITH_A_CHOICE, needed, run
 
@@ -36,10 +37,17 @@ def eager_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "build_draft", lambda model, _, **more: runtimes.build(model, "eager", **more))
 
 
+@pytest.fixture(scope="module", params=["openvino", "native"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    if request.param == "openvino":
+        pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def engine(tiny_llama) -> Iterator[Outrider]:
-    with Outrider(tiny_llama, "plain", limits={"max_slots": 3}, strict=True, runtime="openvino") as made:
-        assert getattr(made.target, "runtime", "") == "openvino"
+def engine(tiny_llama, runtime: str) -> Iterator[Outrider]:
+    with Outrider(tiny_llama, "plain", limits={"max_slots": 3}, strict=True, runtime=runtime) as made:
+        assert getattr(made.target, "runtime", "") == runtime
         yield made
 
 
@@ -62,7 +70,7 @@ def test_a_ragged_batch_says_what_plain_decoding_says_one_by_one(engine: Outride
 
 
 def test_a_draft_model_on_the_same_runtime_changes_no_token(
-    tiny_llama, engine: Outrider, monkeypatch: pytest.MonkeyPatch
+    tiny_llama, engine: Outrider, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafts: list[Any] = []
 
@@ -71,9 +79,9 @@ def test_a_draft_model_on_the_same_runtime_changes_no_token(
         return drafts[-1]
 
     monkeypatch.setattr(runtimes, "build_draft", noted)
-    with Outrider(tiny_llama, "draft-model", limits={"max_slots": 3}, strict=True, runtime="openvino") as own:
+    with Outrider(tiny_llama, "draft-model", limits={"max_slots": 3}, strict=True, runtime=runtime) as own:
         assert run_tokens(own, "draft-model") == alone(engine)
-    assert [draft.runtime for draft in drafts] == ["openvino"]
+    assert [draft.runtime for draft in drafts] == [runtime]
 
 
 @pytest.mark.parametrize("name", [n for n in WITH_A_CHOICE if n in ("mix", "eagle3", "draft-model", "suffix")])
@@ -93,39 +101,53 @@ def test_a_stop_in_the_middle_of_an_accepted_path_cuts_where_plain_decoding_stop
     assert [g.token_ids for g in run(engine, recipe, stop_token_ids=stops)] == alone(engine, stop_token_ids=stops)
 
 
-def test_siblings_that_see_each_other_are_caught(engine: Outrider, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Blind(Layout):
-        def __init__(self, *of: Any) -> None:
-            super().__init__(*of)
-            for mask in self.own_masks:
-                mask[:, :1, ..., -mask.shape[4] :] = 0
+class Blind(Layout):
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        for mask in self.own_masks:
+            mask[:, :1, ..., -mask.shape[4] :] = 0
 
+
+def blind(self: NativeTarget, blocks: Any, places: Any) -> Batch:
+    made = _batch(self, blocks, places)
+    return made._replace(sees=np.ones_like(made.sees))
+
+
+_batch = NativeTarget._batch
+
+
+def test_siblings_that_see_each_other_are_caught(
+    engine: Outrider, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     plain = alone(engine)
-    monkeypatch.setattr("outrider.target.openvino.Layout", Blind)
+    if runtime == "native":
+        monkeypatch.setattr(NativeTarget, "_batch", blind)
+    else:
+        monkeypatch.setattr("outrider.target.openvino.Layout", Blind)
     wrong = [n for n in ("prompt-lookup", "token-recycling", "mix") if run_tokens(engine, n) != plain]
     assert wrong
 
 
-def test_transformers_generate_runs_on_it(tiny_llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, "AUTO", ("openvino",))
+def test_transformers_generate_runs_on_it(tiny_llama, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "AUTO", (runtime,))
     model, inputs = tiny_llama.model, torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
     try:
         ours = model.generate(inputs, custom_generate=outrider.generate, method="prompt-lookup", **settings)
-        assert vars(model)[dropin.SESSION].outrider.target.runtime == "openvino"
+        assert vars(model)[dropin.SESSION].outrider.target.runtime == runtime
     finally:
         dropin.release(model)
     assert torch.equal(ours, model.generate(inputs, **settings))
 
 
 @pytest.mark.parametrize("precision", [None, "int8"])
-def test_the_gate_is_green_on_it(tiny_llama, precision: str | None) -> None:
+def test_the_gate_is_green_on_it(tiny_llama, runtime: str, precision: str | None) -> None:
     """In a precision of its own the runtime is held against its own plain decoding, which must not move by a bit where
     activations are rounded, and by no more than float32 sums do elsewhere."""
-    if precision:
+    if precision and runtime == "openvino":
         pytest.importorskip("nncf")
-    report = check(tiny_llama, "prompt-lookup", size=QUICK, runtime="openvino", precision=precision)
+    report = check(tiny_llama, "prompt-lookup", size=QUICK, runtime=runtime, precision=precision)
     assert report.verdict == "same output"
     greedy = next(part.as_dict() for part in report.parts if part.name == "greedy")
     noise = float(greedy["summary"].partition("noise bound ")[2].partition(":")[0])
-    assert precision is None or noise <= (1e-4 if saturates() else 0.0)
+    assert precision is None or noise <= (1e-4 if runtime == "openvino" and saturates() else 0.0)
