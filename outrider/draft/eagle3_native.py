@@ -82,13 +82,13 @@ class Work(NamedTuple):
     inner: Rows  # of `gates`
 
 
-def made_for(net: Any, threads: int) -> NativeLayer | None:
+def made_for(net: Any, team: Team) -> NativeLayer | None:
     """None where torch has to run this network."""
     if type(net) is not Eagle3Layer or net.shape.rank or net.shape.head_dim % FLOATS:
         return None
     if any(w.device.type != "cpu" or w.dtype != torch.float32 for w in net.parameters()):
         return None
-    return NativeLayer(net, threads)
+    return NativeLayer(net, team)
 
 
 class NativeLayer:
@@ -96,7 +96,7 @@ class NativeLayer:
 
     most = MOST
 
-    def __init__(self, net: Eagle3Layer, threads: int) -> None:
+    def __init__(self, net: Eagle3Layer, team: Team) -> None:
         shape, layer = net.shape, net.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         self._shape = Shape(shape.heads, shape.kv_heads, shape.head_dim, shape.eps)
@@ -114,9 +114,9 @@ class NativeLayer:
             for size in (2 * hidden, len(joint), across, hidden, hidden, inner, inner, hidden, shape.vocab)
         ]
         self._work = Work(*room, *(_rows(size) for size in (wide, 2 * hidden, across, hidden, inner)))
-        self._scores = np.empty((threads, 0), dtype=np.float32)
+        self._scores = np.empty((team.threads, 0), dtype=np.float32)
         self._ids = net.ids.numpy()
-        self._team = Team(threads)
+        self._team = team
         self._rehearse(wide, hidden)
 
     def _rehearse(self, wide: int, hidden: int) -> None:
