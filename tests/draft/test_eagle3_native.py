@@ -102,7 +102,7 @@ def test_a_row_does_not_see_its_siblings(net: Eagle3Layer) -> None:
     alone = _Block(
         0, BASE, BASE, block.positions[path], np.tri(4, dtype=bool), [block.tokens[i] for i in path], block.states[path]
     )
-    assert differ(source(net, 1)._forward([alone])[0], whole[path]) < 1e-5
+    assert differ(source(net, 1)._forward([alone])[0], whole[path]) < 1e-3
     blind = _Block(0, BASE, BASE, block.positions, np.tri(7, dtype=bool), block.tokens, block.states)
     assert differ(source(net, 1)._forward([blind])[0], whole) > 0.01
 
