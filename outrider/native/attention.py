@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from outrider.compiled import compiled
 from outrider.native.numbers import fma, softmax
+from outrider.native.vectors import apart
 
 BLOCK = 64  # positions whose keys lie together, and dimensions of values that are added together
 Array = NDArray[np.float32]
@@ -38,6 +39,7 @@ def attend(
     scores: Array,  # [heads or more, blocks * BLOCK], overwritten
     out: Array,  # [heads, D], overwritten
 ) -> None:
+    apart()
     heads, nodes, straight = len(queries), len(sees), 0
     while straight < nodes and sees[straight]:
         straight += 1
@@ -48,7 +50,8 @@ def attend(
     begin = max(0, end - window) if window else 0
     for block in range(begin // BLOCK, (length + nodes + BLOCK - 1) // BLOCK):
         for head in range(heads):
-            scores[head, block * BLOCK : (block + 1) * BLOCK] = _ZERO
+            for j in range(block * BLOCK, (block + 1) * BLOCK):
+                scores[head, j] = _ZERO
             _add_columns(queries[head], keys[block], scores[head], block * BLOCK)
     for head in range(heads):
         own, at = scores[head], text
@@ -57,7 +60,8 @@ def attend(
                 own[at] = own[length + node]
                 at += 1
         softmax(own[begin:end])
-        out[head] = _ZERO
+        for d in range(out.shape[1]):
+            out[head, d] = _ZERO
     for first in range(begin, text, BLOCK):
         last = min(first + BLOCK, text)
         for head in range(heads):

@@ -37,8 +37,8 @@ def fma(_typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _divide(_typing: Any, a: Any, b: Any) -> Any:
-    """a / b in float32, without the question whether b is 0 that keeps loops from vectorising."""
+def divide(_typing: Any, a: Any, b: Any) -> Any:
+    """a / b in float32; asks for no zero, which would keep a loop from becoming vectors."""
 
     def build(context: Any, builder: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
         return builder.fdiv(*given)
@@ -70,12 +70,19 @@ def exp(x: Any) -> Any:
 
 
 @compiled
+def copy(row: Row, out: Row) -> None:
+    """As assigning would, which takes long to compile."""
+    for i in range(len(row)):
+        out[i] = row[i]
+
+
+@compiled
 def gate(gates: Row, ups: Row) -> None:
     """Changes `gates`: silu(gates) * ups."""
     for i in range(len(gates)):
         g = gates[i]
         small = exp(-abs(g))  # no overflow, whatever the sign
-        share = _divide(_ONE if g >= _ZERO else small, _ONE + small)
+        share = divide(_ONE if g >= _ZERO else small, _ONE + small)
         gates[i] = g * share * ups[i]
 
 
@@ -120,7 +127,7 @@ def softmax(scores: Row) -> None:
     top = _largest(scores)
     for i in range(len(scores)):
         scores[i] = exp(scores[i] - top)
-    factor = _divide(_ONE, _total(scores))
+    factor = divide(_ONE, _total(scores))
     for i in range(len(scores)):
         scores[i] *= factor
 

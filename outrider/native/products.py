@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from outrider.compiled import compiled
 from outrider.native.linear import group_sums, multiply, multiply_float, multiply_int4, quantize
+from outrider.native.numbers import copy
 
 Floats = NDArray[np.float32]
 
@@ -66,9 +67,8 @@ def _multiply(
 @overload(_round)  # type: ignore[untyped-decorator]
 def _rounds(x: Any, q: Any, scales: Any, low: Any, high: Any) -> Callable[..., None]:
     def copied(x: Any, q: Any, scales: Any, low: Any, high: Any) -> None:
-        columns = x.shape[1]
         for row in range(low, high):
-            q[row, :columns] = x[row]
+            copy(x[row], q[row])
 
     def rounded(x: Any, q: Any, scales: Any, low: Any, high: Any) -> None:
         quantize(x, q, scales, low, high)

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.native.attention import BLOCK, attend
 from outrider.native.linear import share
-from outrider.native.numbers import gate, norm, rotate
+from outrider.native.numbers import copy, gate, norm, rotate
 from outrider.native.products import Linear, Rows, prepare, product
 from outrider.native.team import barrier
+from outrider.native.vectors import apart
 
 Floats = NDArray[np.float32]
 FEW = 4  # rows: waiting for a share of the work is dearer than doing all of it
@@ -97,7 +98,7 @@ def step(
     few = rows <= FEW
     first, last = rows * me // threads, rows * (me + 1) // threads
     for row in range(first, last):
-        x[row] = weights.embedding[batch.tokens[row]]
+        copy(weights.embedding[batch.tokens[row]], x[row])
     barrier(sync, threads)
     for layer in range(len(weights.windows)):
         _keep(x, batch.taken[layer], outputs.hidden, first, last)
@@ -125,7 +126,8 @@ def step(
 @compiled
 def _keep(x: Floats, place: int, hidden: Floats, first: int, last: int) -> None:
     if place >= 0:
-        hidden[place, first:last] = x[first:last]
+        for row in range(first, last):
+            copy(x[row], hidden[place, row])
 
 
 @compiled
@@ -133,6 +135,7 @@ def _ready(
     me: int, threads: int, sync: NDArray[np.int64], few: bool, rows: int, x: Floats, made: Rows
 ) -> int:  # fmt: skip
     """Makes all rows of x ready for a product; gives the copy to read."""
+    apart()
     if few:
         prepare(x, made, me, 0, rows)
         return me
@@ -146,6 +149,7 @@ def _normed(
     me: int, threads: int, sync: NDArray[np.int64], few: bool, rows: int, weight: Floats, epsilon: float, work: Work
 ) -> int:  # fmt: skip
     """The same behind a norm."""
+    apart()
     low, high, at = (0, rows, me) if few else (rows * me // threads, rows * (me + 1) // threads, 0)
     for row in range(low, high):
         norm(work.x[row], weight, epsilon, work.normed[at, row])
@@ -155,6 +159,7 @@ def _normed(
 @compiled
 def _add(me: int, threads: int, rows: int, linear: Linear, layer: int, made: Rows, at: int, work: Work) -> None:
     """My columns of a product, on top of x."""
+    apart()
     low, high = share(work.x.shape[1], me, threads)
     product(linear, layer, made, at, rows, work.added, low, high)
     for row in range(rows):
@@ -165,6 +170,7 @@ def _add(me: int, threads: int, rows: int, linear: Linear, layer: int, made: Row
 @compiled
 def _gate(me: int, threads: int, rows: int, weights: Weights, layer: int, work: Work, at: int) -> None:
     """My columns of silu(gates) * ups, in the place of the gates."""
+    apart()
     low, high = share(work.gates.shape[1], me, threads)
     product(weights.gate, layer, work.from_hidden, at, rows, work.gates, low, high)
     product(weights.up, layer, work.from_hidden, at, rows, work.ups, low, high)
@@ -178,6 +184,7 @@ def _project(
     work: Work, at: int,
 ) -> None:  # fmt: skip
     """My heads of queries, keys and values: turned to their positions, and the latter two stored."""
+    apart()
     dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
     many = heads + 2 * kv_heads
     first, last = many * me // threads, many * (me + 1) // threads
@@ -201,7 +208,7 @@ def _project(
                 for d in range(dim):
                     block[d, place % BLOCK] = own[d]
             else:
-                values[slot, head - heads - kv_heads, place] = own
+                copy(own, values[slot, head - heads - kv_heads, place])
 
 
 @compiled
@@ -209,6 +216,7 @@ def _attend(
     me: int, threads: int, rows: int, layer: int, window: int, shape: Shape, store: Store, batch: Batch, work: Work
 ) -> None:  # fmt: skip
     """My share of rows and heads: those that read the same keys together, unless too many threads would be idle."""
+    apart()
     dim, group = shape.dim, shape.heads // shape.kv_heads
     heads = group if rows * shape.kv_heads >= threads else 1
     keys, values = store.keys[layer], store.values[layer]

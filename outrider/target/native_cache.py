@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.compiled import compiled
 from outrider.native.attention import BLOCK
+from outrider.native.numbers import copy
 from outrider.native.step import Store
 from outrider.target.cache import LayerShape, zeros
 
@@ -54,6 +55,6 @@ def _move(
         for layer in range(store.keys.shape[0]):
             for head in range(store.keys.shape[2]):
                 keys, values = store.keys[layer, slot, head], store.values[layer, slot, head]
-                values[target] = values[source]
+                copy(values[source], values[target])
                 for d in range(keys.shape[1]):
                     keys[target // BLOCK, d, target % BLOCK] = keys[source // BLOCK, d, source % BLOCK]
