@@ -11,6 +11,7 @@ import torch
 from outrider.draft.eagle3 import Eagle3Source, Seat, _Block
 from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
 from outrider.draft.eagle3_native import MOST, NativeLayer, made_for
+from outrider.native.team import Team
 from outrider.tree import from_paths
 
 SHAPE = Eagle3Shape(48, 6, 2, 16, 100, (0, 1, 2), 120)  # widths that fill no group
@@ -41,7 +42,7 @@ def source(net: Eagle3Layer, threads: int = 0, temperature: float = 0.0, slots: 
     """With the same random past; on kernels of our own if it has threads."""
     torch.manual_seed(5)
     embed = torch.nn.Embedding(240, SHAPE.hidden).requires_grad_(False)
-    made = Eagle3Source(net, embed, width=20, lone=(lambda own: made_for(own, threads)) if threads else None)
+    made = Eagle3Source(net, embed, width=20, lone=(lambda own: made_for(own, Team(threads))) if threads else None)
     made.cache.reserve(slots, BASE)
     for part in made.cache.whole:
         part[:, :, :BASE] = torch.randn(slots, SHAPE.kv_heads, BASE, SHAPE.head_dim)
@@ -136,6 +137,6 @@ def test_another_network_gets_a_layer_of_its_own_and_strange_ones_stay_with_torc
     assert before is ours.lone
     ours.net = network(1)
     assert ours.lone is not before and ours.lone is not None
-    assert made_for(network().double(), 1) is None
-    assert made_for(torch.nn.Linear(2, 2), 1) is None
-    assert made_for(Eagle3Layer(Eagle3Shape(48, 6, 2, 16, 100, (0,), 120, rank=8), torch.arange(120)), 1) is None
+    assert made_for(network().double(), Team(1)) is None
+    assert made_for(torch.nn.Linear(2, 2), Team(1)) is None
+    assert made_for(Eagle3Layer(Eagle3Shape(48, 6, 2, 16, 100, (0,), 120, rank=8), torch.arange(120)), Team(1)) is None
