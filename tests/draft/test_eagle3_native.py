@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ SHAPE = Eagle3Shape(48, 6, 2, 16, 100, (0, 1, 2), 120)  # widths that fill no gr
 BASE = 37
 
 
-def network(seed: int = 0) -> Eagle3Layer:
+def network(seed: int = 0, rank: int = 0) -> Eagle3Layer:
     torch.manual_seed(seed)
-    net = Eagle3Layer(SHAPE, torch.arange(0, 240, 2)).requires_grad_(False)
+    net = Eagle3Layer(replace(SHAPE, rank=rank), torch.arange(0, 240, 2)).requires_grad_(False)
     for weight in net.parameters():
         torch.nn.init.normal_(weight, mean=0.0 if weight.ndim == 2 else 1.0, std=0.2)
     return net
@@ -79,8 +80,9 @@ def test_states_keys_and_laws_are_torchs_but_for_rounding(net: Eagle3Layer) -> N
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.7])
-def test_laws_follow_the_temperature_and_stand_likeliest_first(net: Eagle3Layer, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "rank"), [(0.0, 0), (0.5, 0), (1.7, 0), (0.0, 24)])
+def test_laws_follow_the_temperature_and_stand_likeliest_first(temperature: float, rank: int) -> None:
+    net = network(rank=rank)
     torchs, ours = source(net, 0, temperature), source(net, 1, temperature)
     states = torch.randn(4, SHAPE.hidden)
     ((*expected,),), ((*got,),) = torchs._laws([0], [states]), ours._laws([0], [states])
@@ -139,4 +141,4 @@ def test_another_network_gets_a_layer_of_its_own_and_strange_ones_stay_with_torc
     assert ours.lone is not before and ours.lone is not None
     assert made_for(network().double(), Team(1)) is None
     assert made_for(torch.nn.Linear(2, 2), Team(1)) is None
-    assert made_for(Eagle3Layer(Eagle3Shape(48, 6, 2, 16, 100, (0,), 120, rank=8), torch.arange(120)), Team(1)) is None
+    assert made_for(Eagle3Layer(replace(SHAPE, head_dim=8), torch.arange(120)), Team(1)) is None
