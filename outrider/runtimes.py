@@ -60,10 +60,11 @@ def build(
 def _automatic(model: Any, precision: str | None, keep: bool, limits: Mapping[str, Any]) -> Target:
     """The first that needs no trial, or the fastest of it and the measured ones before it."""
     small = precision is None and sum(p.numel() for p in model.parameters()) < WORTH_A_TRIAL
+    owners = _owners(precision)
     able = [
-        own for own in _owners(precision)
+        own for own in owners
         if not own.obstacle(model.device, precision or own.precision) and not (own.measured and small)
-    ]  # fmt: skip
+    ] or owners[-1:]  # fmt: skip
     group: list[Runtime] = []
     for own in able[:-1]:
         group.append(own)
