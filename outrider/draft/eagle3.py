@@ -133,9 +133,9 @@ class Eagle3Source:
     ) -> None:  # fmt: skip
         """`embed` is the target's; `active` surrounds every forward; a law keeps its `width` likeliest tokens.
 
-        `lone` makes of a network what runs single sequences in its place, where it can. Sources of one target may share
-        a `cache`: a slot belongs to one of them at a time. A network narrower than the target reads the first
-        dimensions of features and embeddings.
+        `lone` makes of a network what runs single sequences in its place, where it can, and keeps the last. Sources of
+        one target may share a `cache`: a slot belongs to one of them at a time. A network narrower than the target
+        reads the first dimensions of features and embeddings.
         """
         self.net, self._embed, self.width, self.active = net, embed, min(width, net.shape.vocab), active
         self.needs = Needs(hidden=net.shape.layers)
@@ -152,6 +152,11 @@ class Eagle3Source:
         if self._lone[0] is not self.net:
             self._lone = self.net, self._make_lone(self.net) if self._make_lone else None
         return self._lone[1]
+
+    def ready(self, net: FeatureLayer) -> None:
+        """So that a network that will be exchanged for the one in use can draft at once; for any thread."""
+        if self._make_lone is not None:
+            self._make_lone(net)
 
     def seat(self, slot: int) -> Seat:
         return self._seats[slot]

@@ -42,6 +42,7 @@ class Weights(NamedTuple):
     gate: Matrix
     up: Matrix
     down: Matrix
+    into_head: Matrix  # of a head through `rank` numbers, else empty
     head: Matrix
     of_embedding: Floats  # norms
     of_state: Floats
@@ -54,6 +55,7 @@ class Shape(NamedTuple):
     kv_heads: int
     dim: int
     eps: float
+    rank: int  # of the head; 0: one matrix
 
 
 class Rows(NamedTuple):
@@ -74,49 +76,51 @@ class Work(NamedTuple):
     gates: Floats
     ups: Floats
     added: Floats
+    ranked: Floats  # [.., rank]
     logits: Floats
     wide: Rows  # of features
     both: Rows  # of `joined`
     across: Rows  # of `attended`
     narrow: Rows  # of `normed`
     inner: Rows  # of `gates`
+    few: Rows  # of `ranked`
 
 
-def made_for(net: Any, threads: int) -> NativeLayer | None:
+def made_for(net: Any, team: Team) -> NativeLayer | None:
     """None where torch has to run this network."""
-    if type(net) is not Eagle3Layer or net.shape.rank or net.shape.head_dim % FLOATS:
+    if type(net) is not Eagle3Layer or net.shape.head_dim % FLOATS:
         return None
     if any(w.device.type != "cpu" or w.dtype != torch.float32 for w in net.parameters()):
         return None
-    return NativeLayer(net, threads)
+    return NativeLayer(net, team)
 
 
 class NativeLayer:
-    """What `eagle3.LoneLayer` says; not for several threads at once."""
+    """What `eagle3.LoneLayer` says; calls from several threads take turns."""
 
     most = MOST
 
-    def __init__(self, net: Eagle3Layer, threads: int) -> None:
+    def __init__(self, net: Eagle3Layer, team: Team) -> None:
         shape, layer = net.shape, net.midlayer
         attention, mlp = layer.self_attn, layer.mlp
-        self._shape = Shape(shape.heads, shape.kv_heads, shape.head_dim, shape.eps)
+        self._shape = Shape(shape.heads, shape.kv_heads, shape.head_dim, shape.eps, shape.rank)
         self._turns = turns(torch.ones(1), shape)[0].numpy()  # radians a position
         joint = torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)])
         norms = (layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, net.norm)
         matrices: Any = (net.fc.weight, joint, attention.o_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight,
-                         mlp.down_proj.weight, net.lm_head.weight)  # fmt: skip
+                         mlp.down_proj.weight, *_head(net))  # fmt: skip
         arrays: list[Any] = [_matrix(weight) for weight in matrices]
         self._weights = Weights(*arrays, *(own.weight.detach().numpy().copy() for own in norms))
         hidden, inner, across = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
         wide = len(shape.layers) * hidden
         room: list[Any] = [
             np.empty((MOST, size), dtype=np.float32)
-            for size in (2 * hidden, len(joint), across, hidden, hidden, inner, inner, hidden, shape.vocab)
+            for size in (2 * hidden, len(joint), across, hidden, hidden, inner, inner, hidden, shape.rank, shape.vocab)
         ]
-        self._work = Work(*room, *(_rows(size) for size in (wide, 2 * hidden, across, hidden, inner)))
-        self._scores = np.empty((threads, 0), dtype=np.float32)
+        self._work = Work(*room, *(_rows(size) for size in (wide, 2 * hidden, across, hidden, inner, shape.rank)))
+        self._scores = np.empty((team.threads, 0), dtype=np.float32)
         self._ids = net.ids.numpy()
-        self._team = Team(threads)
+        self._team = team
         self._rehearse(wide, hidden)
 
     def _rehearse(self, wide: int, hidden: int) -> None:
@@ -155,6 +159,13 @@ class NativeLayer:
                            heat, places[part], probs[part])  # fmt: skip
         ids = self._ids[places]
         return [QRow(i, p) if p[-1] > 0 else QRow(i[p > 0], p[p > 0]) for i, p in zip(ids, probs, strict=True)]
+
+
+def _head(net: Eagle3Layer) -> tuple[Tensor, Tensor]:
+    """What makes few numbers of a state, if anything, and what reads them."""
+    if net.shape.rank:
+        return net.lm_head[0].weight, net.lm_head[1].weight
+    return torch.zeros(0, net.shape.hidden), net.lm_head.weight
 
 
 def _matrix(weight: Tensor) -> Matrix:
@@ -292,7 +303,13 @@ def _laws(
     normed, logits = work.normed[:rows], work.logits[:rows]
     for r in range(first, last):
         norm(states[r], weights.before_head, shape.eps, normed[r])
-    _times(me, threads, sync, weights.head, normed, work.narrow, logits)
+    if shape.rank:
+        ranked = work.ranked[:rows]
+        _times(me, threads, sync, weights.into_head, normed, work.narrow, ranked)
+        barrier(sync, threads)
+        _times(me, threads, sync, weights.head, ranked, work.few, logits)
+    else:
+        _times(me, threads, sync, weights.head, normed, work.narrow, logits)
     barrier(sync, threads)
     if first == last:
         return

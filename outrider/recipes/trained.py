@@ -139,7 +139,6 @@ def drafter_of(parts: Parts, kind: str, named: str) -> Any:
 
 
 def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
-    import torch
     from torch import nn
 
     from outrider.draft.grown import Grown
@@ -168,21 +167,27 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
         )
     else:
         beside = getattr(parts.target, "own_threads", False)
-        source = made(lone=_lone_maker(parts, 1 if beside else torch.get_num_threads())) if kind == "eagle3" else made()
+        source = made(lone=_lone_maker(parts, beside)) if kind == "eagle3" else made()
         drafter = Grown(source, grower, sampled, lone=beside)
     return Recipe(kind, drafter, verifier(options.verifier), budget)
 
 
-def _lone_maker(parts: Parts, threads: int) -> Callable[[Any], LoneLayer | None]:
-    """Runs single sequences on kernels of our own; made once for all methods of one network."""
+def _lone_maker(parts: Parts, beside: bool) -> Callable[[Any], LoneLayer | None]:
+    """Runs single sequences on kernels of our own; made once for all methods of one network.
+
+    On the target's threads where it has such, on the calling one alone `beside` threads that may still spin.
+    """
+    import torch
+
     from outrider.draft.eagle3_native import made_for
+    from outrider.native.team import Team
 
     def make(net: Any) -> LoneLayer | None:
-        key = ("lone", threads)
-        if key not in parts.drafts or parts.drafts[key][0] is not net:
+        if parts.drafts.get("lone", (None,))[0] is not net:
+            team = getattr(parts.target, "team", None) or Team(1 if beside else torch.get_num_threads())
             with told_if_slow("getting ready for this machine: compiling the drafter; this happens once"):
-                parts.drafts[key] = net, made_for(net, threads)
-        return parts.drafts[key][1]
+                parts.drafts["lone"] = net, made_for(net, team)
+        return parts.drafts["lone"][1]
 
     return make
 

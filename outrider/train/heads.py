@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.draft.eagle3_layer import Eagle3Layer
+from outrider.draft.eagle3_native import NativeLayer, made_for
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import CARD, packed, read_card, write_drafter
+from outrider.native.team import Team
 from outrider.recipes.trained import load_eagle3
 from outrider.target.packed import PackedLinears
 from outrider.train.dialogue import ANSWER
@@ -121,7 +123,7 @@ def measured(net: Eagle3Layer, target: LoadedModel, data: SelfData, depth: int =
 def level_seconds(net: Eagle3Layer, rows: int = BEAM, rounds: int = 15, context: int = 128) -> float:
     """Median time to draft one level of a tree: the layer over `rows` candidates behind a context, head and choice.
 
-    In the form that drafting runs: eight bits on a CPU.
+    In the form that drafting runs: eight bits on a CPU, on kernels of our own where they have the network's shape.
     """
     shape, weight = net.shape, next(net.parameters())
     make = torch.Generator(weight.device).manual_seed(0)
@@ -130,17 +132,28 @@ def level_seconds(net: Eagle3Layer, rows: int = BEAM, rounds: int = 15, context:
         return torch.randn(*sizes, generator=make, device=weight.device, dtype=weight.dtype)
 
     embedded, state = some(1, rows, shape.hidden), some(1, rows, shape.hidden)
-    keys, values = (some(1, shape.heads, context, shape.head_dim) for _ in range(2))
+    keys, values = (some(1, shape.heads, context + rows, shape.head_dim) for _ in range(2))
     at = torch.full((1, rows), context, device=weight.device)
-    active = PackedLinears(net, eight_bits=True).active
-    times = []
-    for _ in range(rounds + 3):
-        begun = time.perf_counter()
+    active, width = PackedLinears(net, eight_bits=True).active, min(64, shape.vocab)
+
+    def by_torch() -> None:
         with active():
             q, _, _ = net.project(embedded, state, at)
             attended = torch.nn.functional.scaled_dot_product_attention(q, keys, values)
             logits = net.logits(net.finish(state, attended))
-        logits.logsumexp(-1), logits.topk(min(64, shape.vocab)).indices.cpu()
+        logits.logsumexp(-1), logits.topk(width).indices.cpu()
+
+    lone = made_for(net, Team(torch.get_num_threads()))
+    places, sees = np.full(rows, context), np.eye(rows, dtype=bool)
+
+    def by_itself(lone: NativeLayer) -> None:
+        states = lone.forward(embedded[0], state[0], places, sees, context, context, keys[0], values[0])
+        lone.laws(states, 1.0, width)
+
+    times = []
+    for _ in range(rounds + 3):
+        begun = time.perf_counter()
+        by_torch() if lone is None else by_itself(lone)
         times.append(time.perf_counter() - begun)
     return float(np.median(times[3:]))
 

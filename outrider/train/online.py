@@ -224,6 +224,7 @@ class Adapting:
         if before is None:
             self._student = None
         self._before = before
+        self.inner.ready(net)
         self._next = (net, PackedLinears(net, eight_bits=True).active)
 
 
