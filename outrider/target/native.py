@@ -27,6 +27,7 @@ from outrider.target.passes import Block
 from outrider.target.selftest import self_check
 
 CHUNK = 64  # rows of a prefill
+TURNS = 512  # positions whose turns are worked out together
 ROUNDED = 1e-2  # of the largest logit: how far rounding activations may move one at load
 
 
@@ -83,14 +84,16 @@ class NativeTarget(TransformersTarget):
             made(weights.qkv), made(weights.out), made(weights.down),
         )  # fmt: skip
 
-    @torch.inference_mode()
     def _turned(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Changes state: [2, R, D], from a table by the model's own rule that grows with the longest text."""
-        last = int(positions.max())
-        if last >= self._turns.shape[1]:
-            count = min(self.max_context, max(512, 2 * last + 1))
-            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(count)[None])
-            self._turns = np.stack([own[0].numpy() for own in both])
+        """Changes state: [2, R, D], from a table by the model's own rule that grows with the longest text.
+
+        In pieces that are always the same: a cosine may depend on its place in the array by a bit.
+        """
+        last = min(int(positions.max()), self.max_context - 1)
+        while last >= (known := self._turns.shape[1]):
+            places = torch.arange(known, min(known + TURNS, self.max_context))
+            both = self.model.model.rotary_emb(torch.zeros(1), places[None])
+            self._turns = np.concatenate([self._turns, np.stack([own[0].numpy() for own in both])], axis=1)
         return self._turns.take(positions, axis=1)  # contiguous, as compiled code expects
 
     def _run(self, blocks: Sequence[Block], needs: Needs, logits: bool) -> list[Scores]:
