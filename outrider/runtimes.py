@@ -201,9 +201,7 @@ def _native(model: Any, precision: str, keep: bool, limits: Mapping[str, Any]) -
     if size > free // 2:
         why = f"native holds the weights once more: {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise UnsupportedModel(f"{why}; use openvino or eager")
-    with told_if_slow(
-        "getting the weights and kernels of the runtime native ready; kernels are compiled once and kept"
-    ):
+    with told_if_slow("compiling the steps of the runtime native for this machine; this happens once", after=5):
         return NativeTarget(model, precision=precision, **limits)
 
 

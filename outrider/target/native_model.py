@@ -135,7 +135,10 @@ def as_held(model: Any, weights: Weights) -> Iterator[None]:
 
 
 def _forward(module: nn.Linear, linear: Linear, layer: int, begin: int, x: Tensor) -> Tensor:
-    rows = unpack(linear.values[layer], linear.scales[layer])[begin : begin + module.out_features, : module.in_features]
+    end = begin + module.out_features
+    blocks, scales = slice(begin // ROWS, -(-end // ROWS)), linear.scales[layer]
+    own = scales[begin:end] if linear.values.dtype == np.int8 else scales[blocks]
+    rows = unpack(linear.values[layer, blocks], own)[: module.out_features, : module.in_features]
     return functional.linear(x, torch.from_numpy(rows), module.bias)
 
 

@@ -240,6 +240,14 @@ def test_a_released_slot_leaves_nothing_behind(model: LlamaForCausalLM) -> None:
 # What does not fit
 
 
+def test_a_token_that_the_model_does_not_have_is_refused(target: NativeTarget) -> None:
+    slot = open_slot(target)
+    for token in (-1, 61):
+        with pytest.raises(InputError, match="not one of the model's 61"):
+            logits(target, slot, root(token))
+    target.release(slot)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
