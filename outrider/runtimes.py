@@ -162,9 +162,11 @@ def _openvino_obstacle(device: torch.device, precision: str) -> str:
 
 
 def _native(model: Any, precision: str, keep: bool, limits: Mapping[str, Any]) -> Target:
+    from outrider.recipes.common import told_if_slow
     from outrider.target.native import NativeTarget
 
-    return NativeTarget(model, precision=precision, **limits)
+    with told_if_slow("compiling the steps of the runtime native for this machine; this happens once", after=10):
+        return NativeTarget(model, precision=precision, **limits)
 
 
 def _native_obstacle(device: torch.device, _: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.errors import InputError
 from outrider.native.products import Linear, Rows
 from outrider.native.step import Batch, Outputs, Work, step
 from outrider.native.team import Team
@@ -113,7 +114,9 @@ class NativeTarget(TransformersTarget):
         return scores
 
     def _batch(self, blocks: Sequence[Block], places: dict[int, int]) -> Batch:
-        counts = [b.rows for b in blocks]
+        counts, tokens = [b.rows for b in blocks], np.concatenate([b.tokens[b.done :] for b in blocks])
+        if tokens.min() < 0 or tokens.max() >= len(self._weights.embedding):  # compiled code would not notice
+            raise InputError(f"a token is not one of the model's {len(self._weights.embedding)}")
         sees = np.zeros((sum(counts), max(len(b.tokens) for b in blocks)), dtype=np.bool_)
         begin = 0
         for b in blocks:
@@ -125,6 +128,6 @@ class NativeTarget(TransformersTarget):
         lengths = np.repeat([b.length for b in blocks], counts)
         cos, sin = self._turned(np.concatenate([b.length + b.depths[b.done :] for b in blocks]))
         return Batch(
-            np.concatenate([b.tokens[b.done :] for b in blocks]), np.repeat([b.slot for b in blocks], counts), lengths,
+            tokens, np.repeat([b.slot for b in blocks], counts), lengths,
             np.concatenate([np.arange(b.length + b.done, b.reach) for b in blocks]), sees, cos, sin, taken,
         )  # fmt: skip
