@@ -175,7 +175,8 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
 def _lone_maker(parts: Parts, beside: bool) -> Callable[[Any], LoneLayer | None]:
     """Runs single sequences on kernels of our own; made once for all methods of one network.
 
-    On the target's threads where it has such, on the calling one alone `beside` threads that may still spin.
+    On the calling thread alone `beside` a target with threads of its own: theirs may still spin, and waking others for
+    a millisecond of work costs more than it saves where cores are busy.
     """
     import torch
 
@@ -184,7 +185,7 @@ def _lone_maker(parts: Parts, beside: bool) -> Callable[[Any], LoneLayer | None]
 
     def make(net: Any) -> LoneLayer | None:
         if parts.drafts.get("lone", (None,))[0] is not net:
-            team = getattr(parts.target, "team", None) or Team(1 if beside else torch.get_num_threads())
+            team = Team(1 if beside else torch.get_num_threads())
             with told_if_slow("getting ready for this machine: compiling the drafter; this happens once"):
                 parts.drafts["lone"] = net, made_for(net, team)
         return parts.drafts["lone"][1]

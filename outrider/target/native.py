@@ -53,11 +53,6 @@ class NativeTarget(TransformersTarget):
         linears = [own for own in self._weights if isinstance(own, Linear)]
         return sum(own.values.nbytes + own.scales.nbytes for own in linears)
 
-    @property
-    def team(self) -> Team:
-        """Asleep between steps: free for who drafts."""
-        return self._team
-
     def _adapt(self, model: Any) -> Traits:
         known = traits(model)
         self._shape = recognise(model, known)

@@ -33,7 +33,7 @@ PARTS = {
     "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
 }
 BITS = {"float32": 32, "int8": 8, "int4": 4}  # of weights, by precision
-HEAD_NORMS = {"q_norm", "k_norm"}  # may stand beside the products of attention
+HEAD_NORMS = frozenset({"q_norm", "k_norm"})  # may stand beside the products of attention
 
 
 def recognise(model: Any, known: Traits) -> Shape:
@@ -44,7 +44,7 @@ def recognise(model: Any, known: Traits) -> Shape:
         if not right:
             raise UnsupportedModel(f"{name} {what}, which the runtime native does not run; use openvino or eager")
 
-    def parts(module: Any, place: str, besides: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    def parts(module: Any, place: str, besides: frozenset[str] = frozenset()) -> None:
         own = {child for child, _ in module.named_children()}
         odd = sorted((own - besides) ^ PARTS[place])
         demand(not odd, f"is not built like Llama ({', '.join(odd)})")
@@ -71,11 +71,14 @@ def recognise(model: Any, known: Traits) -> Shape:
     demand(len(epsilons) == 1 and len(norms) == per_layer * len(layers) + 1, "has other norms than root-mean-square")
     heads = [getattr(first.self_attn, key) for key in HEAD_NORMS if hasattr(first.self_attn, key)]
     demand(all(m.weight.numel() == shape.key_dim for m in heads), "has norms over all heads together")
-    cos, _ = model.model.rotary_emb(torch.zeros(1), torch.zeros((1, 1), dtype=torch.long))
-    demand(cos.shape[-1] == shape.key_dim, "turns a part of each head only")
+    try:
+        cos, _ = model.model.rotary_emb(torch.zeros(1), torch.zeros((1, 1), dtype=torch.long))
+    except Exception:
+        cos = torch.zeros(0)
+    demand(cos.shape[-1] == shape.key_dim, "turns its heads in a way of its own")
     demand(shape.key_dim % ROWS == 0, f"has heads of {shape.key_dim} values, no multiple of {ROWS}")
-    scale = {float(layer.self_attn.scaling) for layer in layers}
-    demand(len(scale) == 1, "scales its layers differently")
+    scale = {float(getattr(layer.self_attn, "scaling", 0)) for layer in layers}
+    demand(len(scale) == 1 and 0 not in scale, "scales its scores in a way of its own")
     count = first.self_attn.q_proj.out_features // shape.key_dim
     made = Shape(count, shape.heads, shape.key_dim, scale.pop(), epsilons.pop())
     asked = {size or 0 for _, size in known.rules}

@@ -55,7 +55,8 @@ def self_check(target: TransformersTarget, tolerance: float | None = None) -> No
         differences.append((logits[path].float() - want[start : start + len(path)]).abs().max())
     worst = (torch.stack(differences).max() / plain.abs().max()).item()
     if not worst <= (tolerance or TOLERANCE.get(target.model.dtype, 1e-1)):
+        remedy = "" if target.runtime == "eager" else "; use runtime eager"
         raise UnsupportedModel(
             f"{name} scores a tree differently from plain forwards (largest difference {worst:.1e} of the largest "
-            "logit); this runtime cannot run it exactly"
+            f"logit); this runtime cannot run it exactly{remedy}"
         )

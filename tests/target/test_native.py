@@ -19,7 +19,7 @@ from outrider.target.native_cache import NativeCache
 from outrider.target.native_model import BITS, as_held
 from outrider.tree import TokenTree, fixed, root
 from tests.target import test_architectures as zoo
-from tests.target.test_runtime import level_by_level_equals_one_verify
+from tests.target.test_runtime import level_by_level_equals_one_verify, small
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 TREE = fixed(np.array([8, 9, 7, 9, 3, 2, 3, 8]), np.array([-1, 0, 0, 1, 2, 2, 4, 6]))
@@ -258,7 +258,14 @@ def test_a_token_that_the_model_does_not_have_is_refused(target: NativeTarget) -
 def test_what_is_not_like_llama_is_refused_with_a_sentence(name: str, why: str) -> None:
     with pytest.raises(UnsupportedModel, match=why) as caught:
         build(zoo.build(name), "native")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "use " in str(caught.value)
+
+
+def test_layers_without_positions_are_found_at_load() -> None:
+    """SmolLM3 has the parts of Llama and leaves every fourth layer unturned."""
+    with pytest.raises(UnsupportedModel, match="differently from plain forwards"):
+        NativeTarget(small("SmolLM3", num_hidden_layers=4))
+    NativeTarget(small("SmolLM3", num_hidden_layers=3))
 
 
 def test_another_activation_or_device_is_refused(model: LlamaForCausalLM) -> None:
