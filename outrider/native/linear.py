@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.native.vectors import FLOATS, GROUP, HALVES, ROWS, apart, float_tile, int4_tile, int8_tile
 
+PANEL = 16  # blocks of weights that all rows go through while they are near: few rows stay nearer still meanwhile
 PIECE = 256  # groups whose products are added in 32 bits: pieces of longer rows are added in float32
 _LARGEST = (1 << 31) - 1
 
@@ -157,7 +158,7 @@ def group_sums(q: Whole, sums: Floats, low: int, high: int) -> None:
 
 _int8_1, _int8_2, _int8_4 = (int8_tile(r) for r in (1, 2, 4))
 _int4_1, _int4_2 = (int4_tile(r) for r in (1, 2))
-_float_1, _float_2, _float_4 = (float_tile(r) for r in (1, 2, 4))
+_float_1, _float_2 = (float_tile(r) for r in (1, 2))
 
 
 @compiled
@@ -169,16 +170,20 @@ def multiply(
     rows, groups, arrays = q.shape[0], values.shape[1], (values, scales, q, qscales, out)
     for start in range(0, groups, PIECE):
         end = min(start + PIECE, groups)
-        for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
+        for first in range(low // ROWS, (high + ROWS - 1) // ROWS, PANEL):
+            panel = range(first, min(first + PANEL, (high + ROWS - 1) // ROWS))
             r = 0
             while rows - r > 3:
-                _int8_4(arrays, (block, r, start, end))
+                for block in panel:
+                    _int8_4(arrays, (block, r, start, end))
                 r += 4
             while rows - r > 1:
-                _int8_2(arrays, (block, r, start, end))
+                for block in panel:
+                    _int8_2(arrays, (block, r, start, end))
                 r += 2
             if rows - r == 1:
-                _int8_1(arrays, (block, r, start, end))
+                for block in panel:
+                    _int8_1(arrays, (block, r, start, end))
 
 
 @compiled
@@ -189,13 +194,16 @@ def multiply_int4(
     """The same for a 4 bit matrix, with the `group_sums` of q."""
     apart()
     rows, groups, arrays = q.shape[0], values.shape[1], (values, scales, q, sums, qscales, out)
-    for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
+    for first in range(low // ROWS, (high + ROWS - 1) // ROWS, PANEL):
+        panel = range(first, min(first + PANEL, (high + ROWS - 1) // ROWS))
         r = 0
         while rows - r > 1:
-            _int4_2(arrays, (block, r, groups))
+            for block in panel:
+                _int4_2(arrays, (block, r, groups))
             r += 2
         if rows - r == 1:
-            _int4_1(arrays, (block, r, groups))
+            for block in panel:
+                _int4_1(arrays, (block, r, groups))
 
 
 @compiled
@@ -203,13 +211,13 @@ def multiply_float(values: Floats, x: Floats, out: Floats, low: int, high: int) 
     """The same for a float32 matrix and activations [R, padded] as they are."""
     apart()
     rows, groups, arrays = x.shape[0], values.shape[1], (values, x, out)
-    for block in range(low // ROWS, (high + ROWS - 1) // ROWS):
+    for first in range(low // ROWS, (high + ROWS - 1) // ROWS, PANEL):
+        panel = range(first, min(first + PANEL, (high + ROWS - 1) // ROWS))
         r = 0
-        while rows - r > 3:
-            _float_4(arrays, (block, r, groups))
-            r += 4
         while rows - r > 1:
-            _float_2(arrays, (block, r, groups))
+            for block in panel:
+                _float_2(arrays, (block, r, groups))
             r += 2
         if rows - r == 1:
-            _float_1(arrays, (block, r, groups))
+            for block in panel:
+                _float_1(arrays, (block, r, groups))
