@@ -10,13 +10,9 @@ up to 512 terms are added one by one, longer sums are cut into blocks of 512 or 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import logging
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +25,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask
 from outrider.errors import MissingExtra, UnsupportedModel
 from outrider.target.adapter import attention_configs, switched
 from outrider.target.cache import LayerShape, ShapeRecorder
+from outrider.target.openvino_quiet import quiet_conversion
 from outrider.target.passes import NAME as EAGER
 from outrider.target.passes import current_pass, running
 
@@ -291,7 +288,7 @@ def trace(model: Any, known: Traits) -> Any:
         dynamic.append(("keep", [-1]))
     name = type(model).__name__
     try:
-        with torch.no_grad(), _quiet(), switched(attention_configs(model), NAME):
+        with torch.no_grad(), quiet_conversion(), switched(attention_configs(model), NAME):
             graph = ov.convert_model(_Traced(model, known.groups), example_input=example)
         if len(graph.inputs) != len(dynamic):
             raise ValueError(f"{len(graph.inputs)} inputs instead of {len(dynamic)}")
@@ -356,7 +353,7 @@ def compressed(graph: Any, precision: Precision) -> Any:
     if not precision.weights:
         return graph
     try:
-        with _quiet():
+        with quiet_conversion():
             import nncf
     except ImportError as error:
         raise MissingExtra(
@@ -370,35 +367,5 @@ def compressed(graph: Any, precision: Precision) -> Any:
             "group_size": 64, "ratio": 1.0,
             "advanced_parameters": nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjust),
         }  # fmt: skip
-    with _quiet():
+    with quiet_conversion():
         return nncf.compress_weights(graph, mode=mode, **options)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Foreign progress bars, tables and tracer warnings are not the user's; nor is what is reported to their makers."""
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _unreported():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _unreported() -> Iterator[None]:
-    """A conversion reports some forty events over the network, each from a fork of the whole process."""
-    try:
-        from openvino_telemetry.utils.sender import TelemetrySender
-    except ImportError:
-        yield
-        return
-    send = TelemetrySender.send
-    TelemetrySender.send = lambda *_: None
-    try:
-        yield
-    finally:
-        TelemetrySender.send = send
