@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.native.vectors import FLOATS, GROUP, HALVES, ROWS, apart, float_tile, int4_tile, int8_tile
 
-PANEL = 16  # blocks of weights that all rows go through while they are near: few rows stay nearer still meanwhile
+PANEL = 1 << 16  # bytes of weights that all rows go through while they are near: few rows stay nearer still meanwhile
 PIECE = 256  # groups whose products are added in 32 bits: pieces of longer rows are added in float32
 _LARGEST = (1 << 31) - 1
 
@@ -33,7 +33,7 @@ class Packed:
     columns: int
     bits: int  # 8, 4 or 32
     values: NDArray[Any]  # [blocks, groups, what one group of ROWS rows takes]
-    scales: NDArray[Any]  # 8 bits: [rows]; 4: [blocks, groups, scales then minimums]; 32: none
+    scales: NDArray[Any]  # 8 bits: [rows, padded]; 4: [blocks, groups, scales then minimums]; 32: none
 
     @property
     def padded(self) -> int:
@@ -62,13 +62,8 @@ def pack(weight: Floats, bits: int = 8) -> Packed:
 
 def pack_int8(values: NDArray[np.int8], scales: Floats) -> Packed:
     """Of whole numbers [rows, columns] that count `scales` [rows] each."""
-    return Packed(
-        len(values),
-        values.shape[1],
-        8,
-        _blocks(values, GROUP),
-        np.ascontiguousarray(scales, dtype=np.float32).reshape(-1),
-    )
+    padded = np.pad(np.asarray(scales, dtype=np.float32).reshape(-1), (0, -len(values) % ROWS))
+    return Packed(len(values), values.shape[1], 8, _blocks(values, GROUP), padded)
 
 
 def pack_int4(values: NDArray[np.uint8], scales: Floats, minimums: Floats, columns: int | None = None) -> Packed:
@@ -156,9 +151,25 @@ def group_sums(q: Whole, sums: Floats, low: int, high: int) -> None:
             sums[r, group] = np.float32(total)
 
 
-_int8_1, _int8_2, _int8_4 = (int8_tile(r) for r in (1, 2, 4))
-_int4_1, _int4_2 = (int4_tile(r) for r in (1, 2))
-_float_1, _float_2 = (float_tile(r) for r in (1, 2))
+_int8_1, _int8_2, _int8_3, _int8_4 = (int8_tile(r) for r in (1, 2, 3, 4))
+_int4_1, _int4_2, _int4_3, _int4_4 = (int4_tile(r) for r in (1, 2, 3, 4))
+_float_1, _float_2, _float_3 = (float_tile(r) for r in (1, 2, 3))
+
+
+@compiled
+def _plan(values: NDArray[Any], low: int, high: int) -> tuple[int, int, int, int]:
+    """First and last block of a share, bytes of a block, and blocks in a panel."""
+    size = values[0].size * values.itemsize
+    return low // ROWS, (high + ROWS - 1) // ROWS, size, max(PANEL // size, 1)
+
+
+@compiled
+def _ahead(block: int, last: int, size: int, wide: int, turn: int, turns: int) -> int:
+    """Where one of several passes over a panel asks for its share of the next panel, in bytes from a block on.
+
+    Memory is then read while there is something to compute; one pass alone reads as fast as memory gives.
+    """
+    return wide * size + size * turn // turns if turns > 1 and block + wide < last else 0
 
 
 @compiled
@@ -168,22 +179,24 @@ def multiply(
     """out[:, low:high] = the rows of q times rows [low, high) of an 8 bit matrix; low and high are from `share`."""
     apart()
     rows, groups, arrays = q.shape[0], values.shape[1], (values, scales, q, qscales, out)
+    begin, last, size, wide = _plan(values, low, high)
+    turns = (rows + 3) // 4
+    stride = size // groups // turns
     for start in range(0, groups, PIECE):
         end = min(start + PIECE, groups)
-        for first in range(low // ROWS, (high + ROWS - 1) // ROWS, PANEL):
-            panel = range(first, min(first + PANEL, (high + ROWS - 1) // ROWS))
-            r = 0
-            while rows - r > 3:
-                for block in panel:
-                    _int8_4(arrays, (block, r, start, end))
-                r += 4
-            while rows - r > 1:
-                for block in panel:
-                    _int8_2(arrays, (block, r, start, end))
-                r += 2
-            if rows - r == 1:
-                for block in panel:
-                    _int8_1(arrays, (block, r, start, end))
+        for first in range(begin, last, wide):
+            for turn in range(turns):
+                r, left = 4 * turn, rows - 4 * turn
+                for block in range(first, min(first + wide, last)):
+                    place = (block, r, _ahead(block, last, size, wide, turn, turns), stride, start, end)
+                    if left > 3:
+                        _int8_4(arrays, place)
+                    elif left == 3:
+                        _int8_3(arrays, place)
+                    elif left == 2:
+                        _int8_2(arrays, place)
+                    else:
+                        _int8_1(arrays, place)
 
 
 @compiled
@@ -194,16 +207,22 @@ def multiply_int4(
     """The same for a 4 bit matrix, with the `group_sums` of q."""
     apart()
     rows, groups, arrays = q.shape[0], values.shape[1], (values, scales, q, sums, qscales, out)
-    for first in range(low // ROWS, (high + ROWS - 1) // ROWS, PANEL):
-        panel = range(first, min(first + PANEL, (high + ROWS - 1) // ROWS))
-        r = 0
-        while rows - r > 1:
-            for block in panel:
-                _int4_2(arrays, (block, r, groups))
-            r += 2
-        if rows - r == 1:
-            for block in panel:
-                _int4_1(arrays, (block, r, groups))
+    begin, last, size, wide = _plan(values, low, high)
+    turns = (rows + 3) // 4
+    stride = size // groups // turns
+    for first in range(begin, last, wide):
+        for turn in range(turns):
+            r, left = 4 * turn, rows - 4 * turn
+            for block in range(first, min(first + wide, last)):
+                place = (block, r, _ahead(block, last, size, wide, turn, turns), stride, groups)
+                if left > 3:
+                    _int4_4(arrays, place)
+                elif left == 3:
+                    _int4_3(arrays, place)
+                elif left == 2:
+                    _int4_2(arrays, place)
+                else:
+                    _int4_1(arrays, place)
 
 
 @compiled
@@ -211,13 +230,19 @@ def multiply_float(values: Floats, x: Floats, out: Floats, low: int, high: int) 
     """The same for a float32 matrix and activations [R, padded] as they are."""
     apart()
     rows, groups, arrays = x.shape[0], values.shape[1], (values, x, out)
-    for first in range(low // ROWS, (high + ROWS - 1) // ROWS, PANEL):
-        panel = range(first, min(first + PANEL, (high + ROWS - 1) // ROWS))
+    begin, last, size, wide = _plan(values, low, high)
+    turns = (rows + 2) // 3
+    stride = size // groups // turns
+    for first in range(begin, last, wide):
         r = 0
-        while rows - r > 1:
-            for block in panel:
-                _float_2(arrays, (block, r, groups))
-            r += 2
-        if rows - r == 1:
-            for block in panel:
-                _float_1(arrays, (block, r, groups))
+        for turn in range(turns):
+            left = 2 if rows - r == 4 else min(rows - r, 3)  # two and two are faster than three and one
+            for block in range(first, min(first + wide, last)):
+                place = (block, r, _ahead(block, last, size, wide, turn, turns), stride, groups)
+                if left == 3:
+                    _float_3(arrays, place)
+                elif left == 2:
+                    _float_2(arrays, place)
+                else:
+                    _float_1(arrays, place)
+            r += left

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 ROWS = 4  # of weights in a tile
 GROUP = 32  # weights of a row that lie together; at 4 bits they share a scale
 FLOATS = 16  # the same for float32
+LINE = 64  # bytes of memory that come together
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32 = ir.FloatType()
 
@@ -46,33 +47,35 @@ _LANES = 16 if "avx512f" in FEATURES else 8 if "avx" in FEATURES else 4  # of fl
 def int8_tile(r: int) -> Callable[..., Any]:
     """Of int8 weights and int16 activations: sums over groups [low, high), times both scales.
 
-    (values [N / ROWS, K / GROUP, ROWS * GROUP], scales [N], q [R, K], qscales [R], out [R, N]), (block of rows, row,
-    low, high). Where low is not 0 they are added to what `out` holds: a long row comes in pieces.
+    (values [N / ROWS, K / GROUP, ROWS * GROUP], scales [N, padded], q [R, K], qscales [R], out [R, N]), (block of rows,
+    row, ahead, stride, low, high). Where low is not 0 they are added to what `out` holds: a long row comes in pieces.
     """
 
     def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
         values, scales, q, qscales, out = arrays
-        block, row, low, high = numbers
+        block, row, ahead, stride, low, high = numbers
         kind = ir.VectorType(_I32, _WIDE // 2)
         sums = [[_variable(b, ir.Constant(kind, None)) for _ in range(r)] for _ in range(ROWS)]
-        for some in _passes(r):
+        for some in _passes(r, 8):
             with _each(b, low, high) as group:
+                _ask_ahead(b, values, block, group, ahead, stride, 2 if 0 in some else 0)
                 for part in range(0, GROUP, _WIDE):
                     at = b.add(b.mul(group, _I64(GROUP)), _I64(part))
-                    read = [q.vector(_WIDE, _plus(b, row, j), at) for j in range(r)]
-                    for i in some:
-                        wide = b.sext(values.vector(_WIDE, block, group, GROUP * i + part), ir.VectorType(_I16, _WIDE))
-                        for j in range(r):
-                            b.store(_add_pairs(b, b.load(sums[i][j]), wide, read[j]), sums[i][j])
+                    weights = [values.vector(_WIDE, block, group, GROUP * i + part) for i in some]
+                    wide = [b.sext(own, ir.VectorType(_I16, _WIDE)) for own in weights]
+                    for j in range(r):
+                        _in_turn(b)
+                        read = q.vector(_WIDE, _plus(b, row, j), at)
+                        for i, own in zip(some, wide, strict=True):
+                            b.store(_add_pairs(b, b.load(sums[i][j]), own, read), sums[i][j])
+                    _in_turn(b)
         again = b.icmp_signed(">", low, _I64(0))
-        for i, own in _inside(b, block, out):
-            scale = b.load(scales.at(own))
-            for j in range(r):
-                at = _plus(b, row, j)
-                total = b.sitofp(_total(b, b.load(sums[i][j]), b.add), _F32)
-                total = b.fmul(total, b.fmul(scale, b.load(qscales.at(at))))
-                place = out.at(at, own)
-                b.store(b.fadd(total, b.select(again, b.load(place), ir.Constant(_F32, 0.0))), place)
+        scale = scales.vector(ROWS, b.mul(block, _I64(ROWS)))
+        for j in range(r):
+            at = _plus(b, row, j)
+            total = b.sitofp(_totals(b, [b.load(own[j]) for own in sums], b.add), scale.type)
+            total = b.fmul(total, b.fmul(scale, _spread(b, b.load(qscales.at(at)), ROWS)))
+            _store(b, total, out, at, block, again)
 
     return _function(body)
 
@@ -81,21 +84,22 @@ def int4_tile(r: int) -> Callable[..., Any]:
     """Of weights scale * (0 .. 15) + minimum by groups, and int16 activations with the sums of their groups.
 
     (values [N / ROWS, K / GROUP, ROWS * GROUP / 2], scales then minimums [N / ROWS, K / GROUP, 2 * ROWS], q [R, K],
-    sums [R, K / GROUP], qscales [R], out [R, N]), (block of rows, row, groups). Whole numbers within a group, float32
-    across them.
+    sums [R, K / GROUP], qscales [R], out [R, N]), (block of rows, row, ahead, stride, groups). Whole numbers within a
+    group, float32 across them.
     """
 
     def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
         values, scales, q, qsums, qscales, out = arrays
-        block, row, groups = numbers
+        block, row, ahead, stride, groups = numbers
         lanes = _WIDE // 2
         half, floats, four = GROUP // 2, ir.VectorType(_F32, lanes), ir.VectorType(_F32, ROWS)
         sums = [[_variable(b, _zeros(floats)) for _ in range(r)] for _ in range(ROWS)]
         lows = [_variable(b, _zeros(four)) for _ in range(r)]
         low = ir.Constant(ir.VectorType(_I8, half), [_I8(15)] * half)
         shift = ir.Constant(ir.VectorType(_I8, half), [_I8(4)] * half)
-        for some in _passes(2 * r):
+        for some in _passes(r, 4):
             with _each(b, _I64(0), groups) as group:
+                _ask_ahead(b, values, block, group, ahead, stride, 1 if 0 in some else 0)
                 both = scales.vector(2 * ROWS, block, group, 0)
                 both = both if both.type.element == _F32 else b.fpext(both, ir.VectorType(_F32, 2 * ROWS))
                 at = b.mul(group, _I64(GROUP))
@@ -118,12 +122,10 @@ def int4_tile(r: int) -> Callable[..., Any]:
                         for part, own in zip(parts, read[j], strict=True):
                             total = _add_pairs(b, total, part, own)
                         b.store(_fma(b, b.sitofp(total, floats), scale, b.load(sums[i][j])), sums[i][j])
-        for i, own in _inside(b, block, out):
-            for j in range(r):
-                at = _plus(b, row, j)
-                minimum = b.extract_element(b.load(lows[j]), _I32(i))
-                total = b.fadd(_total(b, b.load(sums[i][j]), b.fadd), minimum)
-                b.store(b.fmul(total, b.load(qscales.at(at))), out.at(at, own))
+        for j in range(r):
+            at = _plus(b, row, j)
+            total = b.fadd(_totals(b, [b.load(own[j]) for own in sums], b.fadd), b.load(lows[j]))
+            _store(b, b.fmul(total, _spread(b, b.load(qscales.at(at)), ROWS)), out, at, block)
 
     return _function(body)
 
@@ -131,25 +133,27 @@ def int4_tile(r: int) -> Callable[..., Any]:
 def float_tile(r: int) -> Callable[..., Any]:
     """Of float32 weights and activations.
 
-    (values [N / ROWS, K / FLOATS, ROWS * FLOATS], x [R, K], out [R, N]), (block of rows, row, groups).
+    (values [N / ROWS, K / FLOATS, ROWS * FLOATS], x [R, K], out [R, N]), (block of rows, row, ahead, stride, groups).
     """
 
     def body(b: ir.IRBuilder, arrays: Sequence[_Array], numbers: Sequence[ir.Value]) -> None:
         values, x, out = arrays
-        block, row, groups = numbers
+        block, row, ahead, stride, groups = numbers
         sums = [[_variable(b, _zeros(ir.VectorType(_F32, _LANES))) for _ in range(r)] for _ in range(ROWS)]
-        for some in _passes(r):
+        for some in _passes(r, 12):
             with _each(b, _I64(0), groups) as group:
+                _ask_ahead(b, values, block, group, ahead, stride, 4 if 0 in some else 0)
                 for part in range(0, FLOATS, _LANES):
                     at = b.add(b.mul(group, _I64(FLOATS)), _I64(part))
                     read = [x.vector(_LANES, _plus(b, row, j), at) for j in range(r)]
                     for i in some:
+                        _in_turn(b)
                         weights = values.vector(_LANES, block, group, FLOATS * i + part)
                         for j in range(r):
                             b.store(_fma(b, weights, read[j], b.load(sums[i][j])), sums[i][j])
-        for i, own in _inside(b, block, out):
-            for j in range(r):
-                b.store(_total(b, b.load(sums[i][j]), b.fadd), out.at(_plus(b, row, j), own))
+                    _in_turn(b)
+        for j in range(r):
+            _store(b, _totals(b, [b.load(own[j]) for own in sums], b.fadd), out, _plus(b, row, j), block)
 
     return _function(body)
 
@@ -228,10 +232,30 @@ def _function(body: Callable[..., None]) -> Callable[..., Any]:
     return tile
 
 
-def _passes(r: int) -> list[range]:
-    """Which rows of a block go through together: as many as have their sums in 16 registers, with what they read."""
-    count = next(n for n in (4, 2, 1) if n * r <= 8)
+def _passes(r: int, most: int) -> list[range]:
+    """Which rows of a block go through together: as many as have at most so many sums with r rows of activations."""
+    count = next(n for n in (4, 2, 1) if n * r <= most)
     return [range(i, i + count) for i in range(0, ROWS, count)]
+
+
+def _ask_ahead(
+    b: ir.IRBuilder, values: _Array, block: ir.Value, group: ir.Value, ahead: ir.Value, stride: ir.Value, lines: int
+) -> None:
+    """Weights that come later are fetched into the middle cache: `ahead` bytes from a block on, `stride` a group.
+
+    Not into the nearest one, where they would push out what is in use.
+    """
+    pointer = _I8.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+    fetch = b.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    first = b.gep(b.bitcast(values.at(block, 0, 0), pointer), [b.add(ahead, b.mul(group, stride))])
+    for line in range(lines):
+        b.call(fetch, [b.gep(first, [_I64(LINE * line)]), _I32(0), _I32(2), _I32(1)])
+
+
+def _in_turn(b: ir.IRBuilder) -> None:
+    """What is read behind this is not read before it: else LLVM reads early, has too few registers and stores sums."""
+    b.fence("acq_rel", "singlethread")
 
 
 @contextmanager
@@ -240,12 +264,28 @@ def _each(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> Iterator[ir.Value]:
         yield index
 
 
-def _inside(b: ir.IRBuilder, block: ir.Value, out: _Array) -> Iterator[tuple[int, ir.Value]]:
-    """The rows of a block of weights that are not padding, by number in the block and in the matrix."""
-    for i in range(ROWS):
-        own = _plus(b, b.mul(block, _I64(ROWS)), i)
-        with b.if_then(b.icmp_signed("<", own, out.shape[-1]), likely=True):
-            yield i, own
+def _store(
+    b: ir.IRBuilder, results: ir.Value, out: _Array, row: ir.Value, block: ir.Value, again: ir.Value | None = None
+) -> None:
+    """The results of a block of weights, without its padding; `again`: on top of what is there."""
+    first = b.mul(block, _I64(ROWS))
+
+    def put(value: ir.Value, own: ir.Value) -> None:
+        place = b.bitcast(out.at(row, own), value.type.as_pointer())
+        if again is not None:
+            held = b.load(place, align=4)
+            value = b.select(again, b.fadd(value, held), value)
+        b.store(value, place, align=4)
+
+    whole = b.icmp_signed("<=", _plus(b, first, ROWS), out.shape[-1])
+    with b.if_else(whole, likely=True) as (then, otherwise):
+        with then:
+            put(results, first)
+        with otherwise:
+            for i in range(ROWS):
+                own = _plus(b, first, i)
+                with b.if_then(b.icmp_signed("<", own, out.shape[-1])):
+                    put(b.extract_element(results, _I32(i)), own)
 
 
 def _variable(b: ir.IRBuilder, start: ir.Constant) -> ir.Value:
@@ -300,6 +340,19 @@ def _total(b: ir.IRBuilder, vector: ir.Value, add: Callable[..., ir.Value]) -> i
         count //= 2
         vector = add(_lanes(b, vector, range(count)), _lanes(b, vector, range(count, 2 * count)))
     return b.extract_element(vector, _I32(0))
+
+
+def _totals(b: ir.IRBuilder, vectors: Sequence[ir.Value], add: Callable[..., ir.Value]) -> ir.Value:
+    """The `_total` of each of ROWS vectors, in the same order of additions."""
+    while (count := vectors[0].type.count) > ROWS:
+        low, high = range(count // 2), range(count // 2, count)
+        vectors = [add(_lanes(b, own, low), _lanes(b, own, high)) for own in vectors]
+    w, x, y, z = vectors
+    pairs = [
+        add(b.shuffle_vector(one, two, _mask((0, 4, 1, 5))), b.shuffle_vector(one, two, _mask((2, 6, 3, 7))))
+        for one, two in ((w, x), (y, z))
+    ]
+    return add(b.shuffle_vector(*pairs, _mask((0, 1, 4, 5))), b.shuffle_vector(*pairs, _mask((2, 3, 6, 7))))
 
 
 def _fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
