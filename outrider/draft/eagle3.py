@@ -27,6 +27,9 @@ from outrider.tree import QRow, TokenTree
 
 AT_ONCE = 64  # rows of text that wait for the next draft; more are run by themselves
 HELD = 256  # rows of the target's features that are kept for them: those of whole trees, as they are
+LATE = (
+    8  # rows of text that a single sequence catches up with where it was not asked for long; earlier ones are left out
+)
 
 
 class FeatureLayer(Protocol):
@@ -79,10 +82,11 @@ class Piece:
 
 @dataclass(slots=True)
 class Seat:
-    """One sequence. Row t of the cache reads the target's features at t and the token at t + 1."""
+    """One sequence. The row of position t reads the target's features at t and the token at t + 1."""
 
     context: Context
     length: int = 0  # rows of text in the cache
+    missed: int = 0  # rows of text that it will never hold: positions run on, the layer sees the others
     waiting: list[Piece] = field(default_factory=list)  # features of the rows that come next
     ran: int = 0  # of these pieces, those whose rows the cache holds already: running them again changes nothing
     states: Tensor | None = None  # [nodes, d] of the tree in flight; node 0 is the last row of the text
@@ -97,9 +101,17 @@ class Seat:
         self.length += sum(len(piece.rows) for piece in self.waiting[: self.ran])
         self.waiting, self.ran = self.waiting[self.ran :], 0
 
+    def miss(self) -> None:
+        """Changes state: all but the newest rows that wait are left out."""
+        rows = self.rows
+        while rows - (first := len(self.waiting[0].rows)) >= LATE:
+            del self.waiting[0]
+            rows, self.missed = rows - first, self.missed + first
+
     def following(self) -> NDArray[np.int64]:
         """The token after each row that waits."""
-        return self.context.tokens[self.length + 1 : self.length + self.rows + 1]
+        first = self.length + self.missed + 1
+        return self.context.tokens[first : first + self.rows]
 
     def features(self) -> Tensor:
         """[rows, 3d]"""
@@ -201,7 +213,7 @@ class Eagle3Source:
             assert seat.states is not None and len(seat.states) == first, "earlier nodes ran before"
             last = seat.length - 1  # the row of node 0; node i stands i rows behind it
             states = seat.states[torch.from_numpy(tree.parents[first:]).to(self.device)]
-            positions = last + tree.depths[first:]
+            positions = last + seat.missed + tree.depths[first:]
             sees = tree.ancestor_mask()[first:]
             blocks.append(_Block(slot, last, last + first, positions, sees, tree.tokens[first:].tolist(), states))
         out = self._forward(blocks)
@@ -219,7 +231,9 @@ class Eagle3Source:
             seat.settle()
             seat.waiting.append(self._piece(record.scores, rows))
             seat.states = None
-            if seat.rows > AT_ONCE or sum(len(piece.hidden[0]) for piece in seat.waiting) > HELD:
+            if self.lone is not None:
+                seat.miss()
+            elif seat.rows > AT_ONCE or sum(len(piece.hidden[0]) for piece in seat.waiting) > HELD:
                 self.absorb(slot)
 
     def _piece(self, scores: Scores, rows: Sequence[int]) -> Piece:
@@ -243,7 +257,7 @@ class Eagle3Source:
     def _text(self, slot: int, seat: Seat) -> _Block:
         """What waits of the text, as rows behind what the cache holds of it."""
         first, count = seat.length, seat.rows
-        positions, sees = np.arange(first, first + count), np.tri(count, dtype=bool)
+        positions, sees = first + seat.missed + np.arange(count), np.tri(count, dtype=bool)
         states = (self.lone or self.net).fuse(seat.features())
         return _Block(slot, first, first, positions, sees, seat.following().tolist(), states)
 

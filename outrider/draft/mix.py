@@ -83,10 +83,12 @@ class Mix:
         unions = self._unite(offers, len(slots))
         asked: list[_Asked] = []
         for number in range(len(cheap), len(self.ranked)):
+            before = time.perf_counter()
             asked.append(self._ask(number, unions, slots, pending, budgets, noise))
             offers.append(asked[-1].trees)
             if any(asked[-1].depths):
                 unions = self._unite(offers, len(slots))
+            self.worths[number - len(self.ranked)].time(max(asked[-1].levels), time.perf_counter() - before)
         self._unions.update(zip(slots, unions, strict=True))
         taken = [tree.candidates for tree in drawn] or [0] * len(slots)
         room = [budget.nodes - count for budget, count in zip(budgets, taken, strict=True)]
@@ -122,7 +124,7 @@ class Mix:
         cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]
         depths = [worth.depth(own, budget.depth) for own, budget in zip(cheap, budgets, strict=True)]
         able = [i for i, depth in enumerate(depths) if depth > 0]
-        begun, levels = time.perf_counter(), [0] * len(slots)
+        levels = [0] * len(slots)
         if able:
             least = worth.least(float(self.seconds(len(slots), 0)[0]))
             own = [Budget(worth.nodes(budgets[i].nodes), depths[i], least) for i in able]
@@ -132,7 +134,6 @@ class Mix:
                 trees[i] = tree
             for i, budget in zip(able, own, strict=True):
                 levels[i] = _levels(trees[i], budget)
-        worth.time(max(levels), time.perf_counter() - begun)
         return _Asked(cheap, depths, trees, levels)
 
     def _learn_worth(

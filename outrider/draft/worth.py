@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +36,12 @@ class Worth:
     deepest: int
     trials: int = 2  # of the whole depth, before anything is believed
     keep: float = 0.95
-    margin: float = 0.01  # of speed that being asked must bring
+    margin: float = 0.05  # of speed that being asked must bring
     explore: float = 0.02  # of the time: what tries of the whole depth may cost
     most_patience: int = 256
     _kinds: list[Depths] = field(init=False)
     _times: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds by depth asked
+    _late: set[int] = field(default_factory=set)  # depths whose only proposal came after a pause
     _busy: bool = False  # whether it was asked in the last step
     _used: float = 8.0  # candidates that were verified in recent steps
 
@@ -48,7 +50,7 @@ class Worth:
 
     def depth(self, cheap: float, room: int) -> int:
         """How deep to ask where the others expect `cheap` accepted candidates; 0: not at all."""
-        kind, most = self._kind(cheap), min(room, self.deepest)
+        kind, most = self._kind(cheap), min(room, self.deepest if self._times else 1)
         untried = kind.seen < self.trials and not self._hopeless(cheap)
         if untried or kind.idle >= kind.patience:
             return most
@@ -68,20 +70,24 @@ class Worth:
         After a pause a drafter has text to catch up with, which says nothing of what it takes when asked in every step:
         such a proposal counts only while no other of its depth is known.
         """
+        if depth and self._busy and depth in self._late:
+            self._times.pop(depth, None)
+            self._late.remove(depth)
         if depth and (self._busy or depth not in self._times):
             self._times.setdefault(depth, deque(maxlen=9)).append(seconds)
+            self._late |= set() if self._busy else {depth}
         self._busy = depth > 0
 
     def seconds(self, depth: int) -> NDArray[np.float64]:
         """[depth + 1]: what proposals of depth 0, 1, ... take; one never tried is judged by the next deeper one.
 
-        The fastest of the last ones counts: other work makes them slower, never faster.
+        Beyond the deepest that was tried the time of a level goes on.
         """
         out = np.zeros(depth + 1)
-        known = 0.0
-        for d in range(max([depth, *self._times]), 0, -1):
-            if times := self._times.get(d):
-                known = min(times) / (d + 1)
+        level = {d: median(times) / (d + 1) for d, times in self._times.items()}
+        known = level[max(level)] if level else 0.0
+        for d in range(max([depth, *level]), 0, -1):
+            known = level.get(d, known)
             if d <= depth:
                 out[d] = known * (d + 1)
         return np.minimum.accumulate(out[::-1])[::-1]  # a shallower one takes no longer than a deeper one

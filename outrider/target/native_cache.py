@@ -27,6 +27,7 @@ class NativeCache:
         keys = zeros((*rows, blocks, shape.key_dim, BLOCK), shape.dtype, shape.device).numpy()
         values = zeros((*rows, self.capacity, shape.value_dim), shape.dtype, shape.device).numpy()
         self.store = Store(keys, values)
+        self.move((), (), ())  # compiled before anybody waits for it
 
     @property
     def bytes(self) -> int:
@@ -34,7 +35,7 @@ class NativeCache:
 
     def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         """Changes state: copy row sources[i] of slots[i] to row targets[i], which lies before it."""
-        _move(self.store, np.array(slots), np.array(sources), np.array(targets))
+        _move(self.store, *(np.array(own, dtype=np.int64) for own in (slots, sources, targets)))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Changes state: the first `length` rows of one slot become those of another."""

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.draft.eagle3 import Eagle3Source, Seat, _Block
+from outrider.draft.eagle3 import LATE, Eagle3Source, Seat, _Block
 from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
 from outrider.draft.eagle3_native import MOST, NativeLayer, made_for
 from outrider.native.team import Team
-from outrider.tree import from_paths
+from outrider.protocols import Scores, StepRecord, Verdict
+from outrider.tree import from_paths, root
 
 SHAPE = Eagle3Shape(48, 6, 2, 16, 100, (0, 1, 2), 120)  # widths that fill no group
 BASE = 37
@@ -142,3 +143,22 @@ def test_another_network_gets_a_layer_of_its_own_and_strange_ones_stay_with_torc
     assert made_for(network().double(), Team(1)) is None
     assert made_for(torch.nn.Linear(2, 2), Team(1)) is None
     assert made_for(Eagle3Layer(replace(SHAPE, head_dim=8), torch.arange(120)), Team(1)) is None
+
+
+def test_after_a_long_sleep_the_newest_rows_are_read_at_their_own_positions(
+    net: Eagle3Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, slept = source(net, 1), 30
+    for _ in range(slept):
+        scores = Scores(None, {layer: torch.randn(1, SHAPE.hidden) for layer in SHAPE.layers})
+        ours.observe(0, StepRecord(root(1), Verdict((), 2), (2,), scores))
+    ran: list[_Block] = []
+    forward = ours._forward
+    monkeypatch.setattr(ours, "_forward", lambda blocks: ran.extend(blocks) or forward(blocks))
+    ours.start([0])
+    ours.extend([0], [from_paths(1, [[2], [4]])], [1])
+    text, tree = ran
+    end = BASE + 1 + slept
+    assert text.positions.tolist() == list(range(end - LATE, end)) and text.start == text.base == BASE + 1
+    assert text.tokens == [position + 1 for position in text.positions]  # the text counts up
+    assert tree.positions.tolist() == [end, end] and tree.start == BASE + 1 + LATE
