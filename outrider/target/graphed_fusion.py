@@ -4,7 +4,8 @@ A norm, a projection, a SiLU or a rotary turn returns a `Lazy` tensor; when the 
 do in the same launch (a projection of a norm, a residual added to a projection, one projection gating another) it does,
 and any other operation gets the plain value. No architecture is known here: which projections share an input is seen in
 a probe, and a norm or a rotary function is taken over only if it computes the usual formula on random numbers. The
-model is touched for the time of the recording only. Exact up to rounding order; costs nothing once recorded.
+model is touched for the time of the recording only, but for where its weights lie (`joined_weights`). Exact up to
+rounding order; costs nothing once recorded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from outrider.target import graphed_reference as reference
 from outrider.target.graphed_reference import Norm
+from outrider.target.joined_weights import Joined, join
 
 ROTARY = "apply_rotary_pos_emb"  # the function by which transformers' models turn queries and keys
 MOST = 3  # projections of one launch
@@ -62,6 +64,7 @@ class Family:
 
     layers: tuple[nn.Linear, ...]
     ops: Any
+    joined: Joined | None = None  # their weights as one matrix
     ready: dict[int, Tensor] = field(default_factory=dict)
     given: Tensor | None = None
 
@@ -80,8 +83,12 @@ class Family:
     def products(self, given: Tensor) -> Sequence[Tensor]:
         x, norm = _opened(given)
         if self.ops.streams(x, self.weights):
-            return self._streamed(x, norm, self.layers).split([layer.out_features for layer in self.layers], -1)
-        return self._one_by_one(x, norm, self.layers)
+            together = self._streamed(x, norm, self.layers)
+        elif self.joined is not None:
+            together = F.linear(self._ready(x, norm), *self.joined)
+        else:
+            return self._one_by_one(x, norm, self.layers)
+        return together.split([layer.out_features for layer in self.layers], -1)
 
     def added(self, given: Tensor, residual: Tensor) -> Tensor:
         """The only product and a residual."""
@@ -106,8 +113,11 @@ class Family:
         return self.ops.project(x, weights, biases=biases, norm=norm, **around)
 
     def _one_by_one(self, x: Tensor, norm: Norm | None, layers: Sequence[nn.Linear]) -> list[Tensor]:
-        x = x if norm is None else self.ops.rms_norm(x, norm.weight, norm.eps)
+        x = self._ready(x, norm)
         return [F.linear(x, layer.weight, layer.bias) for layer in layers]
+
+    def _ready(self, x: Tensor, norm: Norm | None) -> Tensor:
+        return x if norm is None else self.ops.rms_norm(x, norm.weight, norm.eps)
 
 
 class Lazy(Tensor):
@@ -279,7 +289,7 @@ def _families(model: nn.Module, ops: Any, probe: Callable[[], object]) -> list[F
         alike = len(set(layers)) == len(layers) <= MOST and len({m.in_features for m in layers}) == 1
         biased = {m.bias is not None for m in layers}
         together = [tuple(layers)] if alike and len(biased) == 1 else [(m,) for m in dict.fromkeys(layers)]
-        out += [Family(group, ops) for group in together]
+        out += [Family(group, ops, join(group)) for group in together]
     return out
 
 
