@@ -2,8 +2,9 @@
 
 arXiv 2503.01840; trees as in EAGLE-2 (arXiv 2406.16858) come from the grower. Lossless. Where the target has been, the
 layer reads its true features, never its own guesses; inside a tree each candidate reads its parent's state and sees the
-text and its ancestors. Its laws follow the temperature; other warping is left to verification. Cost: one forward of the
-layer a tree level over the whole batch, and one over the accepted tokens a step.
+text and its ancestors. A single sequence on the CPU that was not asked for long goes on with the newest rows and never
+sees the others that it slept through. Its laws follow the temperature; other warping is left to verification. Cost: one
+forward of the layer a tree level over the whole batch, and one over the accepted tokens a step.
 """
 
 from __future__ import annotations
