@@ -32,7 +32,7 @@ def join(layers: Sequence[nn.Linear]) -> Joined | None:
     return Joined(_joined([layer.weight for layer in layers]), _joined(biases) if biases else None)
 
 
-def _joined(parts: Sequence[nn.Parameter]) -> Tensor:
+def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Parts of what this gives are what the parameters hold afterwards."""
     if _follow_each_other(parts):
         sizes = (sum(len(part) for part in parts), *parts[0].shape[1:])
