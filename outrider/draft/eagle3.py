@@ -28,9 +28,7 @@ from outrider.tree import QRow, TokenTree
 
 AT_ONCE = 64  # rows of text that wait for the next draft; more are run by themselves
 HELD = 256  # rows of the target's features that are kept for them: those of whole trees, as they are
-LATE = (
-    8  # rows of text that a single sequence catches up with where it was not asked for long; earlier ones are left out
-)
+LATE = 8  # rows of text that a single sequence catches up with after a long rest; those before are left out
 
 
 class FeatureLayer(Protocol):

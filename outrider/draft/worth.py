@@ -41,7 +41,7 @@ class Worth:
     most_patience: int = 256
     _kinds: list[Depths] = field(init=False)
     _times: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds by depth asked
-    _late: set[int] = field(default_factory=set)  # depths whose only proposal came after a pause
+    _late: dict[int, float] = field(default_factory=dict)  # seconds of the first one that came after a pause
     _busy: bool = False  # whether it was asked in the last step
     _used: float = 8.0  # candidates that were verified in recent steps
 
@@ -50,7 +50,7 @@ class Worth:
 
     def depth(self, cheap: float, room: int) -> int:
         """How deep to ask where the others expect `cheap` accepted candidates; 0: not at all."""
-        kind, most = self._kind(cheap), min(room, self.deepest if self._times else 1)
+        kind, most = self._kind(cheap), min(room, self.deepest if self._late or self._times else 1)
         untried = kind.seen < self.trials and not self._hopeless(cheap)
         if untried or kind.idle >= kind.patience:
             return most
@@ -70,12 +70,10 @@ class Worth:
         After a pause a drafter has text to catch up with, which says nothing of what it takes when asked in every step:
         such a proposal counts only while no other of its depth is known.
         """
-        if depth and self._busy and depth in self._late:
-            self._times.pop(depth, None)
-            self._late.remove(depth)
-        if depth and (self._busy or depth not in self._times):
+        if depth and self._busy:
             self._times.setdefault(depth, deque(maxlen=9)).append(seconds)
-            self._late |= set() if self._busy else {depth}
+        elif depth:
+            self._late.setdefault(depth, seconds)
         self._busy = depth > 0
 
     def seconds(self, depth: int) -> NDArray[np.float64]:
@@ -84,7 +82,8 @@ class Worth:
         Beyond the deepest that was tried the time of a level goes on.
         """
         out = np.zeros(depth + 1)
-        level = {d: median(times) / (d + 1) for d, times in self._times.items()}
+        took = self._late | {d: median(times) for d, times in self._times.items()}
+        level = {d: seconds / (d + 1) for d, seconds in took.items()}
         known = level[max(level)] if level else 0.0
         for d in range(max([depth, *level]), 0, -1):
             known = level.get(d, known)

@@ -58,7 +58,8 @@ def int8_tile(r: int) -> Callable[..., Any]:
         sums = [[_variable(b, ir.Constant(kind, None)) for _ in range(r)] for _ in range(ROWS)]
         for some in _passes(r, 8):
             with _each(b, low, high) as group:
-                _ask_ahead(b, values, block, group, ahead, stride, 2 if 0 in some else 0)
+                if 0 in some:
+                    _ask_ahead(b, values, block, group, ahead, stride, 2)
                 for part in range(0, GROUP, _WIDE):
                     at = b.add(b.mul(group, _I64(GROUP)), _I64(part))
                     weights = [values.vector(_WIDE, block, group, GROUP * i + part) for i in some]
@@ -99,7 +100,8 @@ def int4_tile(r: int) -> Callable[..., Any]:
         shift = ir.Constant(ir.VectorType(_I8, half), [_I8(4)] * half)
         for some in _passes(r, 4):
             with _each(b, _I64(0), groups) as group:
-                _ask_ahead(b, values, block, group, ahead, stride, 1 if 0 in some else 0)
+                if 0 in some:
+                    _ask_ahead(b, values, block, group, ahead, stride, 1)
                 both = scales.vector(2 * ROWS, block, group, 0)
                 both = both if both.type.element == _F32 else b.fpext(both, ir.VectorType(_F32, 2 * ROWS))
                 at = b.mul(group, _I64(GROUP))
@@ -142,7 +144,8 @@ def float_tile(r: int) -> Callable[..., Any]:
         sums = [[_variable(b, _zeros(ir.VectorType(_F32, _LANES))) for _ in range(r)] for _ in range(ROWS)]
         for some in _passes(r, 12):
             with _each(b, _I64(0), groups) as group:
-                _ask_ahead(b, values, block, group, ahead, stride, 4 if 0 in some else 0)
+                if 0 in some:
+                    _ask_ahead(b, values, block, group, ahead, stride, 4)
                 for part in range(0, FLOATS, _LANES):
                     at = b.add(b.mul(group, _I64(FLOATS)), _I64(part))
                     read = [x.vector(_LANES, _plus(b, row, j), at) for j in range(r)]

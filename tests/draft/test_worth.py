@@ -110,6 +110,22 @@ def test_a_proposal_after_a_pause_does_not_make_a_depth_look_dearer() -> None:
     assert worth.seconds(2)[2] == 1.0
 
 
+def test_the_first_proposal_is_a_single_level_and_deeper_ones_are_judged_by_it() -> None:
+    """A drafter of unknown cost may not spend a whole depth to be known."""
+    worth = Worth(6)
+    assert worth.depth(0.0, 16) == 1
+    worth.time(1, 2.0)
+    assert worth.seconds(3).tolist() == [0.0, 2.0, 3.0, 4.0]
+    assert worth.depth(0.0, 16) == 6
+
+
+def test_one_fast_proposal_does_not_make_a_depth_look_cheap() -> None:
+    worth = Worth(6)
+    for seconds in (1.0, 3.0, 3.0, 0.1, 3.0):
+        worth.time(2, seconds)
+    assert worth.seconds(2)[2] == 3.0
+
+
 def test_where_plain_steps_are_fast_only_likely_paths_are_worth_another_level() -> None:
     worth = Worth(6)
     assert worth.least(1.0) == 0.0  # nothing is known of its time

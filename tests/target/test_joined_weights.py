@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.target import joined_weights
+from outrider.target import graphed_fusion, joined_weights
+from outrider.target import graphed_reference as reference
+from outrider.target.graphed_fusion import Fusion
 from outrider.target.joined_weights import join
 
 
@@ -49,13 +53,34 @@ def test_a_layer_alone_large_ones_and_biases_of_some_stay_apart(monkeypatch: pyt
     assert join(projections(False)) is None
 
 
-def test_a_model_whose_weights_were_joined_is_saved_and_loaded_as_before(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
     )
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.inference_mode()
+def test_a_fused_model_has_queries_keys_and_values_as_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = tiny_llama(), torch.arange(6)[None]
+    plain = model(ids).logits
+    fusion = Fusion(model, reference, lambda: model(ids))
+    products: list[int] = []
+
+    def linear_seen(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        products.append(len(weight))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(reference, "streams", lambda *_: False)
+    monkeypatch.setattr(graphed_fusion, "F", SimpleNamespace(linear=linear_seen))
+    with fusion.active():
+        torch.testing.assert_close(graphed_fusion.real(model(ids).logits), plain)
+    assert products == [48, 16, 24, 24, 16, 32]  # q, k and v; out; gate; up; down; the head
+
+
+def test_a_model_whose_weights_were_joined_is_saved_and_loaded_as_before(tmp_path: Path) -> None:
+    model = tiny_llama()
     attention = model.model.layers[0].self_attn
     assert join([attention.q_proj, attention.k_proj, attention.v_proj]) is not None
     model.save_pretrained(tmp_path)

@@ -1,16 +1,23 @@
-"""Rows of a forward: few sizes, always enough, and the last again where padding is cheaper than a change."""
+"""Rows of a forward and of the cache: few sizes, always enough; the last again where padding is the cheaper way."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.target.openvino_cache import stride
 from outrider.target.openvino_rows import FEW, PATIENCE, Steady, padded
 
 
 def test_sizes_are_few_and_never_much_too_large() -> None:
     assert all(n <= padded(n) <= max(n + 1, 1.25 * n) for n in range(1, 600))
     assert len({padded(n) for n in range(1, 257)}) <= 45
+
+
+def test_capacities_are_few() -> None:
+    assert {stride(n) for n in range(1, 4097)} == {stride(stride(n)) for n in range(1, 4097)}
+    assert len({stride(n) for n in range(1, 4097)}) < 25
+    assert all(n <= stride(n) < n + max(1, n / 2) + 1 for n in range(1, 4097))
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=60))
