@@ -1,9 +1,11 @@
 """What one step costs on a GPU: time against rows, batch and context for each runtime, beside the floor of the machine.
 
 The floor is the larger of weights and cache over the measured bandwidth and arithmetic over the measured matrix rate.
-By default a Llama of 8B shape in bfloat16 with random weights, made on the GPU; `--model FOLDER` for another. Host time
-is what a verify and a commit take beyond the GPU's own time. The first runtime is measured as it grows with context and
-with batch, the others where the bars are. A profile of one step by kernel comes last.
+A chip at its power limit lowers its clock, so steps that arithmetic bounds are also timed rested and loaded, against the
+matrix rate in the same state. By default a Llama of 8B shape in bfloat16 with random weights, made on the GPU;
+`--model FOLDER` for another. Host time is what a verify and a commit take beyond the GPU's own time. The first runtime
+is measured as it grows with context and with batch, the others where the bars are. A profile of one step by kernel
+comes last.
 
 Run: python benchmarks/gpu_step.py [--runtimes graphs,plain-graphs,eager] [--json FILE] [--plot FILE.svg]
 """
@@ -78,6 +80,36 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> f
     return 2 * size**3 / min(gpu_seconds(lambda: a @ b, device) for _ in range(5))
 
 
+def rested_and_loaded(work: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """Seconds of `work` after a pause and after half a second of nothing else: long work lowers the chip's clock."""
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def once() -> float:
+        first.record()
+        work()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1e3
+
+    def after_a_pause() -> float:
+        time.sleep(0.1)
+        return once()
+
+    once()
+    rested = statistics.median(after_a_pause() for _ in range(9))
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < 0.5:
+        once()
+    return {"rested": rested, "loaded": statistics.median(once() for _ in range(9))}
+
+
+def matrix_rates(device: torch.device, dtype: torch.dtype, size: int = 8192, repeats: int = 5) -> dict[str, float]:
+    """Operations a second of large products of random matrices, as long as a wide step together."""
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    took = rested_and_loaded(lambda: [a @ b for _ in range(repeats)], device)
+    return {state: 2 * repeats * size**3 / seconds for state, seconds in took.items()}
+
+
 def gpu_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
     if device.type != "cuda":
         begun = time.perf_counter()
@@ -111,16 +143,35 @@ class Bench:
         small = None if self.device.type == "cuda" else 1 << 24
         self.rate = bandwidth(self.device, size=small)
         self.matrix = matrix_rate(self.device, self.dtype)
+        self.rates = matrix_rates(self.device, self.dtype) if self.device.type == "cuda" else {}
         self.facts = traffic(self.model)
         self.table: list[dict[str, Any]] = []
         self.profiled: dict[int, list[dict[str, Any]]] = {}  # rows -> one step by kernel
 
-    def floor(self, batch: int, rows: int, context: int) -> float:
-        config = self.model.config
+    def moving(self, batch: int, rows: int, context: int) -> float:
+        """Seconds that weights and cache take."""
         moved = self.facts["weight_bytes"] + batch * (context + rows) * self.facts["cache_bytes_per_token"]
+        return float(moved / self.rate)
+
+    def operations(self, batch: int, rows: int, context: int) -> float:
+        config = self.model.config
         weights = self.facts["weight_bytes"] / self.dtype.itemsize
         looked = 4 * context * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-        return max(moved / self.rate, batch * rows * (2 * weights + looked) / self.matrix)
+        return batch * rows * (2 * weights + looked)
+
+    def floor(self, batch: int, rows: int, context: int) -> float:
+        return max(self.moving(batch, rows, context), self.operations(batch, rows, context) / self.matrix)
+
+    def states(self, graph: Any, batch: int, rows: int, context: int) -> dict[str, dict[str, float]]:
+        """A step that arithmetic bounds, on a rested and a loaded chip, each against the matrix rate in that state."""
+        if graph is None or self.operations(batch, rows, context) / self.matrix < self.moving(batch, rows, context):
+            return {}
+        took = rested_and_loaded(graph.replay, self.device)
+        floors = {state: self.operations(batch, rows, context) / rate for state, rate in self.rates.items()}
+        return {
+            state: {"gpu_ms": 1e3 * took[state], "floor_ms": 1e3 * floor, "over_floor": took[state] / floor}
+            for state, floor in floors.items()
+        }
 
     def measure(self, name: str, target: Any, batch: int, rows: int, context: int) -> None:
         rng = np.random.default_rng(0)
@@ -150,6 +201,7 @@ class Bench:
             wall = statistics.median(t for t, _ in times)
             seen = [g for _, g in times if g is not None]
             gpu = statistics.median(seen) if seen else None
+            states = self.states(graph, batch, rows, context) if self.device.type == "cuda" else {}
         finally:
             for slot in slots:
                 target._touched[slot] = 0  # leave the noise where it is
@@ -158,9 +210,11 @@ class Bench:
         self.table.append({
             "runtime": name, "batch": batch, "rows": rows, "context": context, "ms": 1e3 * wall,
             "gpu_ms": None if gpu is None else 1e3 * gpu, "host_ms": None if gpu is None else 1e3 * (wall - gpu),
-            "floor_ms": 1e3 * floor, "over_floor": (gpu or wall) / floor,
+            "floor_ms": 1e3 * floor, "over_floor": (gpu or wall) / floor, **states,
         })  # fmt: skip
         print(line(self.table[-1]), flush=True)
+        for state, found in states.items():
+            print(f"{state:>44}: {found['gpu_ms']:8.3f} {'':8} {found['floor_ms']:8.3f} {found['over_floor']:6.2f}x")
 
     def target(self, name: str, context: int, batch: int) -> Any:
         limits = {"max_slots": batch, "max_context": context + 200, "max_rows": 128, "cache_bytes": 40 << 30}
@@ -305,6 +359,8 @@ def main() -> None:
     bench = Bench(args)
     print(f"bandwidth {bench.rate / 1e12:.2f} TB/s, matrix rate {bench.matrix / 1e12:.0f} TFLOP/s, "
           f"weights {bench.facts['weight_bytes'] / 1e9:.2f} GB")  # fmt: skip
+    if bench.rates:
+        print(", ".join(f"matrix rate {state} {rate / 1e12:.0f} TFLOP/s" for state, rate in bench.rates.items()))
     given: list[Point] = [tuple(map(int, p.split(":"))) for p in args.points.split(",")] if args.points else []  # type: ignore[misc]
     print(f"{'runtime':>12} batch  rows context       ms   gpu ms  host ms floor ms   over")
     for i, name in enumerate(args.runtimes.split(",")):
@@ -313,8 +369,8 @@ def main() -> None:
         except Exception:
             traceback.print_exc()
         if args.json:  # after every runtime: what was measured stays, should the next one fail
-            made = {"bandwidth": bench.rate, "matrix_rate": bench.matrix, **bench.facts, "steps": bench.table,
-                    "profile": bench.profiled}  # fmt: skip
+            made = {"bandwidth": bench.rate, "matrix_rate": bench.matrix, "matrix_rates": bench.rates, **bench.facts,
+                    "steps": bench.table, "profile": bench.profiled}  # fmt: skip
             Path(args.json).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     for count, kernels in bench.profiled.items():
         print(f"one step of {count} rows by kernel:")

@@ -106,7 +106,9 @@ class Family:
         layers = self.layers if which == 0 else self.layers[::-1]
         if self.ops.streams(x, self.weights):
             return self._streamed(x, norm, layers, gated=True)
-        return self.ops.gate(*self._one_by_one(x, norm, layers))
+        x = self._ready(x, norm)
+        together = self.ops.gated(x, *(layer.weight for layer in layers))
+        return self.ops.gate(*self._one_by_one(x, None, layers)) if together is None else together
 
     def _streamed(self, x: Tensor, norm: Norm | None, layers: Sequence[nn.Linear], **around: Any) -> Tensor:
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
