@@ -1,8 +1,8 @@
 """What one step costs on a GPU: time against rows, batch and context for each runtime, beside the floor of the machine.
 
 The floor is the larger of weights and cache over the measured bandwidth and arithmetic over the measured matrix rate.
-A chip at its power limit lowers its clock, so steps that arithmetic bounds are also timed rested and loaded, against the
-matrix rate in the same state. By default a Llama of 8B shape in bfloat16 with random weights, made on the GPU;
+A chip at its power limit lowers its clock, so steps that arithmetic bounds are also timed rested and loaded, against
+the matrix rate in the same state. By default a Llama of 8B shape in bfloat16 with random weights, made on the GPU;
 `--model FOLDER` for another. Host time is what a verify and a commit take beyond the GPU's own time. The first runtime
 is measured as it grows with context and with batch, the others where the bars are. A profile of one step by kernel
 comes last.
