@@ -80,6 +80,9 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> f
     return 2 * size**3 / min(gpu_seconds(lambda: a @ b, device) for _ in range(5))
 
 
+STATES = ("rested", "loaded")
+
+
 def rested_and_loaded(work: Callable[[], object], device: torch.device) -> dict[str, float]:
     """Seconds of `work` after a pause and after half a second of nothing else: long work lowers the chip's clock."""
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -100,7 +103,7 @@ def rested_and_loaded(work: Callable[[], object], device: torch.device) -> dict[
     begun = time.perf_counter()
     while time.perf_counter() - begun < 0.5:
         once()
-    return {"rested": rested, "loaded": statistics.median(once() for _ in range(9))}
+    return dict(zip(STATES, (rested, statistics.median(once() for _ in range(9))), strict=True))
 
 
 def matrix_rates(device: torch.device, dtype: torch.dtype, size: int = 8192, repeats: int = 5) -> dict[str, float]:
@@ -302,7 +305,8 @@ def bars(table: list[dict[str, Any]]) -> list[str]:
         if point not in found or (other and other not in found):
             continue
         got = found[point]["gpu_ms"] / found[other]["gpu_ms"] if other else found[point]["over_floor"]
-        out.append(f"{name}: {got:.2f}x (bar {bar:.2f}x)")
+        states = [f", {state} {found[point][state]['over_floor']:.2f}x" for state in STATES if state in found[point]]
+        out.append(f"{name}: {got:.2f}x{''.join(states)} (bar {bar:.2f}x)")
     if one := found.get((1, 1, 1024)):
         out.append(f"host time of a plain step: {one['host_ms']:.3f} ms (bar 0.3 ms)")
     return out
