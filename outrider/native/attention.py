@@ -1,121 +1,187 @@
-"""Attention of a row over a slot's cache: the committed text, then the row's own ancestors.
+"""Attention of several heads and rows over a slot's cache: the committed text, then a row's own ancestors.
 
 Keys lie in blocks of positions, a dimension's values side by side, so that a block is scored in vectors; values lie row
 by row. Rows in flight stand behind the text in the order of their tree; the scores of a row's ancestors are drawn
 together, so that everything after sees a plain text. Products are added in the order of positions or dimensions, one at
-a time: a row's bits are those of the same text in any tree. Heads that share keys go through a block one after the
-other, while it is near.
+a time: a row's bits are those of the same text in any tree. All that reads the same keys goes through a block together,
+while it is near, and what is read into a register serves three of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
+from outrider.native import building
+from outrider.native.building import (
+    F32,
+    I8,
+    I64,
+    LANES,
+    LINE,
+    address,
+    apart,
+    each,
+    fetch,
+    fused,
+    plus,
+    spread,
+    variable,
+    zeros,
+)
 from outrider.native.numbers import fma, softmax
-from outrider.native.vectors import apart
 
-BLOCK = 64  # positions whose keys lie together, and dimensions of values that are added together
+BLOCK = 64  # positions whose keys lie together, and of values that are added together
+MOST = 24  # heads, of all rows, that go through a block together
+FLOAT = 4  # bytes
 Array = NDArray[np.float32]
 _ZERO = np.float32(0.0)
 
 
 @compiled
 def attend(
-    queries: Array,  # [heads, D], scaled
+    heads: Array,  # [H, D]: queries, scaled, row by row; overwritten by what they find
+    group: int,  # heads of a row that share keys
+    skipped: int,  # heads of the first row that are not among these
     keys: Array,  # [blocks, D, BLOCK]
     values: Array,  # [blocks * BLOCK, D]
     length: int,  # positions of committed text
-    sees: NDArray[np.bool_],  # [nodes]: its ancestors among the rows in flight, and itself, the last
-    window: int,  # positions that the row sees, itself among them; 0: all
-    scores: Array,  # [heads or more, blocks * BLOCK], overwritten
-    out: Array,  # [heads, D], overwritten
+    sees: NDArray[np.bool_],  # [R, nodes]: a row's ancestors among the rows in flight, and itself, the last
+    window: int,  # positions that a row sees, itself among them; 0: all
+    scores: Array,  # [H or more, blocks * BLOCK or more], overwritten
 ) -> None:
     apart()
-    heads, nodes, straight = len(queries), len(sees), 0
-    while straight < nodes and sees[straight]:
-        straight += 1
-    text = length + straight  # so far positions and places are the same
-    end = text
-    for node in range(straight, nodes):
-        end += sees[node]
-    begin = max(0, end - window) if window else 0
-    for block in range(begin // BLOCK, (length + nodes + BLOCK - 1) // BLOCK):
-        for head in range(heads):
-            for j in range(block * BLOCK, (block + 1) * BLOCK):
-                scores[head, j] = _ZERO
-            _add_columns(queries[head], keys[block], scores[head], block * BLOCK)
-    for head in range(heads):
-        own, at = scores[head], text
-        for node in range(straight, nodes):
-            if sees[node]:
-                own[at] = own[length + node]
+    many, dim, nodes = len(heads), heads.shape[1], sees.shape[1]
+    reach, size, here = length + nodes, BLOCK * dim * FLOAT, address(values)
+    none, one = int(np.int64(0)), int(np.int64(1))  # numba would compile `_add` anew for a number in a call
+    lowest, first, last = reach, 0, reach  # where a row begins, and what all see as plain text
+    for row in range(len(sees)):
+        begin, text, _ = _seen(sees[row], length, window)
+        lowest, first, last = min(lowest, begin), max(first, begin), min(last, text)
+    last = max(first, last)
+    blocks = (reach + BLOCK - 1) // BLOCK
+    for block in range(lowest // BLOCK, blocks):
+        coming = address(keys) + (block + 1) * size if block + 1 < blocks else here + first * dim * FLOAT
+        _add(scores, none, many, block * BLOCK, keys.shape[2], heads, none, keys[block], none, dim, one, coming)
+    for row in range(len(sees)):
+        begin, text, end = _seen(sees[row], length, window)
+        low, high = max(0, row * group - skipped), min(many, (row + 1) * group - skipped)
+        for head in range(low, high):
+            own, at = scores[head], text
+            for node in range(text - length, nodes):
+                if sees[row, node]:
+                    own[at] = own[length + node]
+                    at += 1
+            softmax(own[begin:end])
+            for d in range(dim):
+                heads[head, d] = _ZERO
+        _add(heads, low, high, none, dim, scores, begin, values, begin, min(first, text) - begin, none, here)
+    for at in range(first, last, BLOCK):
+        coming = here + (at + BLOCK) * dim * FLOAT if at + BLOCK < last else address(keys) + keys.size * FLOAT
+        _add(heads, none, many, none, dim, scores, at, values, at, min(BLOCK, last - at), none, coming)
+    for row in range(len(sees)):
+        begin, text, _ = _seen(sees[row], length, window)
+        low, high = max(0, row * group - skipped), min(many, (row + 1) * group - skipped)
+        _add(heads, low, high, none, dim, scores, last, values, last, text - last, none, here)
+        at = text
+        for node in range(text - length, nodes):
+            if sees[row, node]:
+                if at >= begin:
+                    _add(heads, low, high, none, dim, scores, at, values, length + node, one, none, here)
                 at += 1
-        softmax(own[begin:end])
-        for d in range(out.shape[1]):
-            out[head, d] = _ZERO
-    for first in range(begin, text, BLOCK):
-        last = min(first + BLOCK, text)
-        for head in range(heads):
-            _add(scores[head, first:last], values[first:last], out[head])
-    at = text
-    for node in range(straight, nodes):
-        if sees[node]:
-            if at >= begin:
-                for head in range(heads):
-                    _add(scores[head, at : at + 1], values[length + node : length + node + 1], out[head])
-            at += 1
 
 
 @compiled
-def _add(weights: Array, values: Array, out: Array) -> None:
-    """Changes `out`: plus weights[j] * values[j], position by position."""
-    whole = len(out) // BLOCK * BLOCK
-    for first in range(0, whole, BLOCK):
-        _add_columns(weights, values[:, first:], out, first)
-    for j in range(len(weights)):
-        for d in range(whole, len(out)):
-            out[d] = fma(weights[j], values[j, d], out[d])
+def _seen(sees: NDArray[np.bool_], length: int, window: int) -> tuple[int, int, int]:
+    """Of a row: its first position, up to where positions and places are the same, and behind its last."""
+    apart()
+    straight, nodes = 0, len(sees)
+    while straight < nodes and sees[straight]:
+        straight += 1
+    end = length + straight
+    for node in range(straight, nodes):
+        end += sees[node]
+    return max(0, end - window) if window else 0, length + straight, end
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _add_columns(_typing: Any, factors: Any, matrix: Any, out: Any, first: Any) -> Any:
-    """Changes out[first : first + BLOCK]: plus factors[i] * matrix[i, :BLOCK], row by row; the sums stay in registers.
+def _tile(heads: int, width: int) -> Callable[..., Any]:
+    """What `_add` does for so many heads, over whole `width`s of columns: their sums are in registers.
 
-    (factors [n], matrix [n, BLOCK or more], out, first)
+    (factors [H, I], matrix [M, N], out [H, W]), (head, factor, row, count, column, columns, fresh, coming, stride):
+    `stride` bytes of what is coming are fetched with a row.
     """
 
-    def build(context: Any, builder: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
-        factors, matrix, out = (
-            context.make_array(kind)(context, builder, own)
-            for kind, own in zip(signature.args, given[:3], strict=False)
-        )
-        vector = ir.VectorType(ir.FloatType(), 16)
-        add = builder.module.declare_intrinsic("llvm.fma.v16f32", (), ir.FunctionType(vector, [vector] * 3))
-        stride = cgutils.unpack_tuple(builder, matrix.strides)[0]  # in bytes
-        place = builder.bitcast(builder.gep(out.data, [given[3]]), vector.as_pointer())
-        sums = []
-        for part in range(BLOCK // 16):
-            sums.append(cgutils.alloca_once(builder, vector))
-            builder.store(builder.load(builder.gep(place, [ir.IntType(64)(part)]), align=4), sums[part])
-        with cgutils.for_range(builder, cgutils.unpack_tuple(builder, factors.shape)[0]) as loop:
-            factor = builder.load(builder.gep(factors.data, [loop.index]))
-            one = builder.insert_element(ir.Constant(vector, ir.Undefined), factor, ir.IntType(32)(0))
-            every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16))
-            row = cgutils.pointer_add(builder, matrix.data, builder.mul(loop.index, stride), vector.as_pointer())
-            for part, own in enumerate(sums):
-                read = builder.load(builder.gep(row, [ir.IntType(64)(part)]), align=4)
-                builder.store(builder.call(add, [every, read, builder.load(own)]), own)
-        for part, own in enumerate(sums):
-            builder.store(builder.load(own), builder.gep(place, [ir.IntType(64)(part)]), align=4)
-        return context.get_dummy_value()
+    def body(b: ir.IRBuilder, arrays: Sequence[building.Array], numbers: Sequence[ir.Value]) -> None:
+        factors, matrix, out = arrays
+        head, factor, row, count, column, columns, fresh, coming, stride = numbers
+        kind = ir.VectorType(F32, LANES)
+        every = [(k, j) for j in range(0, width, LANES) for k in range(heads)]
+        with each(b, I64(0), b.udiv(columns, I64(width))) as part:
+            low = b.mul(part, I64(width))
+            sums = {own: variable(b, zeros(kind)) for own in every}
+            places = {
+                (k, j): b.bitcast(out.at(plus(b, head, k), plus(b, b.add(column, low), j)), kind.as_pointer())
+                for k, j in every
+            }
+            with b.if_then(b.icmp_signed("==", fresh, I64(0))):
+                for own in every:
+                    b.store(b.load(places[own], align=4), sums[own])
+            with each(b, I64(0), count) as i:
+                ahead = b.add(coming, b.mul(b.add(b.mul(part, count), i), stride))
+                for line in range(0, width * FLOAT, LINE):
+                    fetch(b, b.inttoptr(plus(b, ahead, line), I8.as_pointer()))
+                at = b.add(factor, i)
+                read = [spread(b, b.load(factors.at(plus(b, head, k), at)), LANES) for k in range(heads)]
+                for k, j in every:
+                    values = matrix.vector(LANES, b.add(row, i), plus(b, low, j))
+                    b.store(fused(b, read[k], values, b.load(sums[k, j])), sums[k, j])
+            for own in every:
+                b.store(b.load(sums[own]), places[own], align=4)
 
-    return types.void(factors, matrix, out, types.int64), build
+    return building.function(body)
+
+
+_WIDE, _NARROW = (min(vectors, BLOCK // LANES) * LANES for vectors in (8, 4))
+_ONE, _TWO, _THREE = _tile(1, _WIDE), _tile(2, _NARROW), _tile(3, _NARROW)
+
+
+@compiled
+def _add(
+    out: Array, low: int, high: int, column: int, columns: int, factors: Array, factor: int, matrix: Array, row: int,
+    count: int, fresh: int, coming: int,
+) -> None:  # fmt: skip
+    """Changes out[low:high, column : column + columns]: plus factors[:, factor + i] * matrix[row + i], i after i.
+
+    Fresh (for as many columns as a block has): what `out` holds does not count. Coming: the address of what is read
+    next, which is fetched meanwhile.
+    """
+    apart()
+    if count <= 0:
+        return
+    head, heads, size = low, high - low, count * columns * FLOAT
+    while head < high:
+        left = high - head
+        some = 2 if left == 4 else min(3, left)
+        width = _WIDE if some == 1 else _NARROW
+        arrays = (factors, matrix, out)
+        numbers = (
+            head, factor, row, count, column, columns, fresh,
+            coming + size * (head - low) // heads, width * FLOAT * some // heads,
+        )  # fmt: skip
+        if some == 3:
+            _THREE(arrays, numbers)
+        elif some == 2:
+            _TWO(arrays, numbers)
+        else:
+            _ONE(arrays, numbers)
+        whole = columns // width * width
+        for own in range(head, head + some if whole < columns else head):
+            for i in range(count):
+                for d in range(whole, columns):
+                    out[own, column + d] = fma(factors[own, factor + i], matrix[row + i, d], out[own, column + d])
+        head += some

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.vectors import FLOATS, GROUP, HALVES, ROWS, apart, float_tile, int4_tile, int8_tile
+from outrider.native.building import apart
+from outrider.native.vectors import FLOATS, GROUP, HALVES, ROWS, float_tile, int4_tile, int8_tile
 
 PANEL = 1 << 16  # bytes of weights that all rows go through while they are near: few rows stay nearer still meanwhile
 PIECE = 256  # groups whose products are added in 32 bits: pieces of longer rows are added in float32

@@ -6,24 +6,24 @@ over a row are taken in an order that depends on its length alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
+from outrider.native.building import F32, I32, I64, Array, apart, constant, folded, fused, spread, variable
 
 Row = NDArray[np.float32]
-_SHIFT = np.float32(12582912.0)  # 1.5 * 2**23: adding it rounds to a whole number, which then stands in the low bits
-_LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_LOW, _ONE, _ZERO = np.float32(-87.0), np.float32(1.0), np.float32(0.0)
-_P5, _P4, _P3 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)  # by power
-_P2, _P1, _P0 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_SHIFT = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, which then stands in the low bits
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.44269504, 0.693359375, -2.12194440e-4
+_ONE, _ZERO = np.float32(1.0), np.float32(0.0)
+_SERIES = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -47,26 +47,30 @@ def divide(_typing: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _power(_typing: Any, shifted: Any) -> Any:
-    """2 to the whole number in the low bits of a float32."""
+def exp(_typing: Any, x: Any) -> Any:
+    """e to a float32 of at most 0; what is below -87 counts as that. Two units in the last place at most."""
 
     def build(context: Any, builder: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
-        whole = ir.IntType(32)
-        bits = builder.shl(builder.bitcast(given[0], whole), whole(23))
-        return builder.bitcast(builder.add(bits, whole(0x3F800000)), ir.FloatType())
+        return _exp(builder, given[0])
 
     return types.float32(types.float32), build
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def exp(x: Any) -> Any:
-    """e to a float32 of at most 0; what is below -87 counts as that. Two units in the last place at most."""
-    x = max(x, _LOW)
-    shifted = fma(x, _LOG2E, _SHIFT)
-    whole = shifted - _SHIFT
-    rest = fma(-whole, _LN2_LOW, fma(-whole, _LN2_HIGH, x))
-    series = fma(fma(fma(fma(fma(_P5, rest, _P4), rest, _P3), rest, _P2), rest, _P1), rest, _P0)
-    return (fma(series, rest * rest, rest) + _ONE) * _power(shifted)
+def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """The same of a value or of a vector."""
+    low, shift, one = (constant(x.type, own) for own in (-87.0, _SHIFT, 1.0))
+    x = b.select(b.fcmp_unordered(">", x, low), x, low)
+    shifted = fused(b, x, constant(x.type, _LOG2E), shift)
+    whole = b.fsub(shifted, shift)
+    rest = fused(b, whole, constant(x.type, -_LN2_HIGH), x)
+    rest = fused(b, whole, constant(x.type, -_LN2_LOW), rest)
+    series = constant(x.type, _SERIES[0])
+    for own in _SERIES[1:]:
+        series = fused(b, series, rest, constant(x.type, own))
+    bits = ir.VectorType(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32
+    power = b.shl(b.bitcast(shifted, bits), constant(bits, 23))  # 2 to the whole number in the low bits
+    power = b.bitcast(b.add(power, constant(bits, 0x3F800000)), x.type)
+    return b.fmul(b.fadd(fused(b, series, b.fmul(rest, rest), rest), one), power)
 
 
 @compiled
@@ -124,36 +128,41 @@ def rotate(head: Row, cos: Row, sin: Row) -> None:
 @compiled
 def softmax(scores: Row) -> None:
     """Changes `scores`: weights that add up to about 1."""
-    top = _largest(scores)
-    for i in range(len(scores)):
-        scores[i] = exp(scores[i] - top)
-    factor = divide(_ONE, _total(scores))
+    apart()
+    factor = divide(_ONE, _exps(scores))
     for i in range(len(scores)):
         scores[i] *= factor
 
 
-@compiled
-def _largest(row: Row) -> Any:
-    whole = len(row) // 8 * 8
-    a = b = c = d = e = f = g = h = row[0]
-    for i in range(0, whole, 8):
-        a, b, c, d = max(a, row[i]), max(b, row[i + 1]), max(c, row[i + 2]), max(d, row[i + 3])
-        e, f, g, h = max(e, row[i + 4]), max(f, row[i + 5]), max(g, row[i + 6]), max(h, row[i + 7])
-    top = max(max(max(a, e), max(c, g)), max(max(b, f), max(d, h)))
-    for i in range(whole, len(row)):
-        top = max(top, row[i])
-    return top
+@intrinsic  # type: ignore[untyped-decorator]
+def _exps(_typing: Any, scores: Any) -> Any:
+    """Changes `scores`: e to what each is below the largest. Gives their total, of eight sums added in the end."""
 
+    def build(context: Any, b: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
+        row = Array(context, b, signature.args[0], given[0])
+        count, eight = row.shape[0], ir.VectorType(F32, 8)
+        whole = b.and_(count, I64(-8))
 
-@compiled
-def _total(row: Row) -> Any:
-    """In eight sums that are added in the end."""
-    whole = len(row) // 8 * 8
-    a = b = c = d = e = f = g = h = _ZERO
-    for i in range(0, whole, 8):
-        a, b, c, d = a + row[i], b + row[i + 1], c + row[i + 2], d + row[i + 3]
-        e, f, g, h = e + row[i + 4], f + row[i + 5], g + row[i + 6], h + row[i + 7]
-    total = ((a + e) + (c + g)) + ((b + f) + (d + h))
-    for i in range(whole, len(row)):
-        total += row[i]
-    return total
+        def over(start: ir.Value, add: Callable[..., ir.Value], change: Callable[..., ir.Value] | None) -> ir.Value:
+            """All of the row on top of each other, by eights, then what is left."""
+            for kind, low, high in ((eight, I64(0), whole), (F32, whole, count)):
+                lanes = 8 if kind is eight else 1
+                result = variable(b, spread(b, start, 8) if kind is eight else start)
+                with cgutils.for_range_slice(b, low, high, I64(lanes)) as (i, _):
+                    place = b.bitcast(row.at(i), kind.as_pointer())
+                    own = b.load(place, align=4)
+                    if change is not None:
+                        own = change(own)
+                        b.store(own, place, align=4)
+                    b.store(add(b.load(result), own), result)
+                start = folded(b, b.load(result), add) if kind is eight else b.load(result)
+            return start
+
+        def larger(x: ir.Value, y: ir.Value) -> ir.Value:
+            return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+        top = over(b.load(row.at(0)), larger, None)
+        tops = {F32: top, eight: spread(b, top, 8)}
+        return over(F32(0.0), b.fadd, lambda own: _exp(b, b.fsub(own, tops[own.type])))
+
+    return types.float32(scores), build

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.attention import BLOCK, attend
+from outrider.native.attention import BLOCK, MOST, attend
+from outrider.native.building import apart
 from outrider.native.linear import share
 from outrider.native.numbers import copy, gate, norm, rotate
 from outrider.native.products import Linear, Rows, prepare, product
 from outrider.native.team import barrier
-from outrider.native.vectors import apart
 
 Floats = NDArray[np.float32]
 FEW = 4  # rows: waiting for a share of the work is dearer than doing all of it
@@ -77,7 +77,8 @@ class Work(NamedTuple):
     attended: Floats  # [R, heads * D]
     gates: Floats  # [R, inner]
     ups: Floats  # [R, inner]
-    scores: Floats  # [threads, heads that share keys, positions]
+    heads: Floats  # [threads, MOST, D]: queries of attention, then what they find
+    scores: Floats  # [threads, MOST, positions or more]
     normed: Floats  # [threads, R, hidden]
     from_hidden: Rows  # what products read, by their widths
     from_attended: Rows
@@ -215,18 +216,30 @@ def _project(
 def _attend(
     me: int, threads: int, rows: int, layer: int, window: int, shape: Shape, store: Store, batch: Batch, work: Work
 ) -> None:  # fmt: skip
-    """My share of rows and heads: those that read the same keys together, unless too many threads would be idle."""
+    """My share of rows and heads, those of a slot that read the same keys together."""
     apart()
     dim, group = shape.dim, shape.heads // shape.kv_heads
-    heads = group if rows * shape.kv_heads >= threads else 1
-    keys, values = store.keys[layer], store.values[layer]
-    items = rows * shape.heads // heads
-    for item in range(items * me // threads, items * (me + 1) // threads):
-        head, row = item // rows * heads, item % rows
-        low, high, kv = head * dim, (head + heads) * dim, head // group
-        slot, length = batch.slots[row], batch.lengths[row]
+    every = rows * group  # that read one head's keys
+    unit = group if rows * shape.kv_heads >= threads else 1  # a row's stay together, unless threads would be idle
+    items = shape.kv_heads * every // unit
+    keys, values, heads = store.keys[layer], store.values[layer], work.heads[me]
+    at, stop = items * me // threads * unit, items * (me + 1) // threads * unit
+    while at < stop:
+        kv, first = at // every, at % every
+        row = first // group
+        slot, length, behind = batch.slots[row], batch.lengths[row], row + 1
+        while behind < rows and batch.slots[behind] == slot:
+            behind += 1
+        many = min(MOST, stop - at, behind * group - first)
+        behind = (first + many - 1) // group + 1
+        for i in range(many):
+            head = kv * group + (first + i) % group
+            copy(work.qkv[(first + i) // group, head * dim : (head + 1) * dim], heads[i])
         attend(
-            work.qkv[row, low:high].reshape(heads, dim), keys[slot, kv], values[slot, kv], length,
-            batch.sees[row, : batch.places[row] - length + 1], window, work.scores[me],
-            work.attended[row, low:high].reshape(heads, dim),
+            heads[:many], group, first % group, keys[slot, kv], values[slot, kv], length,
+            batch.sees[row:behind, : batch.places[behind - 1] - length + 1], window, work.scores[me],
         )  # fmt: skip
+        for i in range(many):
+            head = kv * group + (first + i) % group
+            copy(heads[i], work.attended[(first + i) // group, head * dim : (head + 1) * dim])
+        at += many

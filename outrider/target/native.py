@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.errors import InputError
+from outrider.native.attention import MOST
+from outrider.native.building import LINE
 from outrider.native.products import Linear, Rows
 from outrider.native.step import Batch, Outputs, Work, step
 from outrider.native.team import Team
@@ -76,7 +78,7 @@ class NativeTarget(TransformersTarget):
         return Work(
             floats(rows, hidden), floats(rows, hidden), floats(rows, (shape.heads + 2 * shape.kv_heads) * dim),
             floats(rows, shape.heads * dim), floats(rows, inner), floats(rows, inner),
-            floats(team, shape.heads // shape.kv_heads, self._cache.capacity), floats(team, rows, hidden),
+            floats(team, MOST, dim), floats(team, MOST, self._cache.capacity + LINE // 4), floats(team, rows, hidden),
             made(weights.qkv), made(weights.out), made(weights.down),
         )  # fmt: skip
 
