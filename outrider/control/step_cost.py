@@ -5,7 +5,8 @@ correction is the ratio of the two at the sizes seen, carried over to their neig
 two count together, so that a longer context is noticed within a few steps. A size seen once or twice counts as all
 others do: what is made ready at its first step would otherwise keep it from ever being tried again. Fewer rows are
 never taken to cost more, for they could be run as more. A target that pads its steps says to what: rows that it would
-run anyway cost nothing, and the first one beyond them what it does. Changes no output.
+run anyway cost nothing, and the first one beyond them what it does. Changes no output. Estimates are made anew every
+`ENOUGH` steps, so that a step pays microseconds for them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class StepCost:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
     width: Callable[[int], int] | None = None  # rows that a step of a single sequence runs for so many; None: as many
     _ratios: dict[int, dict[int, deque[tuple[int, float]]]] = field(default_factory=dict)  # rows and seen / expected
-    _known: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)  # by batch: rows, corrections
+    _known: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by batch: what `seconds` says
+    _unread: dict[int, int] = field(default_factory=dict)  # by batch: steps that it does not know of yet
     _expected: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # by rows
 
     def add(self, rows: int, batch: int, seconds: float) -> None:
@@ -35,14 +37,20 @@ class StepCost:
         seen = self._ratios.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
         rows = int(self._run(rows, rows, batch)[0])
         seen[_size(rows)].append((rows, seconds / float(self._expect(rows)[rows])))
-        self._known.pop(batch, None)
+        self._unread[batch] = self._unread.get(batch, 0) + 1
 
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
         """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all."""
+        known = self._known.get(batch)
+        if known is None or len(known) <= most or self._unread.get(batch, 0) >= ENOUGH:
+            most_known = most if known is None else max(most, len(known) - 1)
+            known = self._known[batch] = self._estimate(batch, most_known)
+            self._unread[batch] = 0
+        return known[: most + 1]
+
+    def _estimate(self, batch: int, most: int) -> NDArray[np.float64]:
         rows = self._run(batch, batch + most, batch)
-        if batch not in self._known:
-            self._known[batch] = self._corrections(batch)
-        every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._known[batch])
+        every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._corrections(batch))
         return np.minimum.accumulate(every[::-1])[::-1]
 
     def _run(self, first: int, last: int, batch: int) -> NDArray[np.int64]:
