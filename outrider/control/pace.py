@@ -46,14 +46,18 @@ class Pace:
         faster = not self._plain or seconds < typical(self._plain)
         self.plain = not wide and not drafted and (self._in_a_row > SETTLED or faster)
         if self.plain:
-            self._plain.append(seconds)
-            self._age = self._unseen = 0
+            self.see(seconds)
         if self.resting:
             self.resting -= 1
             return
         self._tried.append((tokens, seconds))
         if len(self._tried) >= (self.trial // 2 if self._patience else self.trial):
             self._judge(batch / typical(self._plain))
+
+    def see(self, seconds: float) -> None:
+        """Changes state: so long a plain step takes now; nobody has to look for a while."""
+        self._plain.append(seconds)
+        self._age = self._unseen = 0
 
     def wake(self) -> None:
         """Changes state: what is left of a rest is not needed; a look at plain decoding stays, or is due again."""
