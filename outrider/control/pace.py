@@ -16,6 +16,7 @@ from statistics import median
 
 LOOK = 3  # plain steps that are enough to know what they cost
 KEPT = 5  # of them that are remembered: one look outweighs all before it
+PERIOD = 4  # steps from one judgement to the next
 SETTLED = 8  # plain steps in a row after which a runtime has forgotten a wider one
 
 
@@ -37,6 +38,7 @@ class Pace:
     _unseen: int = 0  # steps since it was last looked at, whatever was seen
     _due: int = 32  # steps after which a new text begins with a look; twice as many after each, up to half of `old`
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds of a step
+    _unjudged: int = 0  # steps since it was last judged
     _tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
 
     def add(self, wide: bool, drafted: bool, batch: int, tokens: int, seconds: float) -> None:
@@ -51,7 +53,9 @@ class Pace:
             self.resting -= 1
             return
         self._tried.append((tokens, seconds))
-        if len(self._tried) >= (self.trial // 2 if self._patience else self.trial):
+        self._unjudged += 1
+        if len(self._tried) >= (self.trial // 2 if self._patience else self.trial) and self._unjudged >= PERIOD:
+            self._unjudged = 0
             self._judge(batch / typical(self._plain))
 
     def see(self, seconds: float) -> None:

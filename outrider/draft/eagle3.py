@@ -244,7 +244,7 @@ class Eagle3Source:
             seat.waiting.append(self._piece(record.scores, rows))
             seat.states = None
             if self.lone is not None:
-                if len(seat.waiting) > LATE:  # fewer are counted when they are wanted
+                if len(seat.waiting) > 2 * LATE:  # not in every step; the rest when they are wanted
                     seat.miss()
             elif seat.rows > AT_ONCE or sum(len(piece.hidden[0]) for piece in seat.waiting) > HELD:
                 self.absorb(slot)

@@ -44,7 +44,7 @@ NO_CANDIDATES = Union(_NONE, _NONE - 1, _NONE, _NONE, np.ones(1), _NONE, np.ones
 @dataclass(slots=True)
 class Evidence:
     drafters: int
-    trust: float = 2.0  # observations that the drafters' own word counts for
+    trust: float = 4.0  # observations that the drafters' own word counts for
     keep: float = 0.98  # how much of a kind's record each new observation of it leaves
     counts: NDArray[np.float64] = field(init=False)  # [set of drafters, place, strength, (offered, right, claimed)]
 

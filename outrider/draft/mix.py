@@ -124,7 +124,7 @@ class Mix:
             depths = [budget.depth for budget in budgets]
             return _Asked([0.0] * len(slots), depths, part.propose(slots, budgets, noise), depths)
         trees = list(bare)
-        cheap = [_expected(own, budget.nodes) for own, budget in zip(rest, budgets, strict=True)]
+        cheap = [float(own.weights.sum()) - 1.0 for own in rest]  # node 0 is text already
         depths = [worth.depth(own, budget.depth) for own, budget in zip(cheap, budgets, strict=True)]
         able = [i for i, depth in enumerate(depths) if depth > 0]
         levels = [0] * len(slots)
@@ -293,11 +293,6 @@ def _levels(tree: TokenTree, budget: Budget) -> int:
     last = tree.weights.min() if tree.candidates >= budget.nodes else 0.0
     went_on = tree.depths[(tree.weights >= budget.least) & (tree.weights > last)]
     return min(1 + int(went_on.max(initial=0)), budget.depth)
-
-
-def _expected(own: Union, most: int) -> float:
-    """Of the `most` likeliest candidates, how many will be accepted."""
-    return float(own.weights[own.order[:most]].sum()) if len(own.order) else 0.0
 
 
 def _tree(bare: TokenTree, own: Union, size: int, names: Sequence[str]) -> TokenTree:
