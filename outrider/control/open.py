@@ -1,8 +1,8 @@
 """Open: offers the whole budget and leaves the size to a drafter that ranks its candidates by cost; tells it the cost.
 
 For drafters of point masses only, which may be cut after they were proposed. Where speculating has been slower than
-plain decoding, drafting included, it rests: nothing is drafted for a while, then a few steps try again. Where plain steps
-between wide ones cost what they always do, each of them says what plain decoding takes now.
+plain decoding, drafting included, it rests: nothing is drafted for a while, then a few steps try again. Where plain
+steps between wide ones cost what they always do, each of them says what plain decoding takes now.
 """
 
 from __future__ import annotations
