@@ -7,7 +7,7 @@ others do: what is made ready at its first step would otherwise keep it from eve
 for long is forgotten, so that a slow spell of the machine cannot keep it from being tried again. Fewer rows are
 never taken to cost more, for they could be run as more. A target that pads its steps says to what: rows that it would
 run anyway cost nothing, and the first one beyond them what it does. Changes no output. Estimates are made anew every
-`ENOUGH` steps, so that a step pays microseconds for them.
+few steps, so that a step pays microseconds for them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 ENOUGH = 3  # steps of a size that tell what it costs
 WINDOW = 2 * ENOUGH - 1  # of them that are remembered: so many new ones outweigh the old
+PERIOD = 8  # steps after which estimates are made anew
 OLD = 64  # steps after which a size that was not among them is forgotten
 
 
@@ -49,7 +50,7 @@ class StepCost:
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
         """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all."""
         known = self._known.get(batch)
-        if known is None or len(known) <= most or self._unread.get(batch, 0) >= ENOUGH:
+        if known is None or len(known) <= most or self._unread.get(batch, 0) >= PERIOD:
             most_known = most if known is None else max(most, len(known) - 1)
             known = self._known[batch] = self._estimate(batch, most_known)
             self._unread[batch] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control.step_cost import ENOUGH, OLD, StepCost
+from outrider.control.step_cost import ENOUGH, OLD, PERIOD, StepCost
 
 
 def curve(rows: int) -> float:
@@ -33,7 +33,7 @@ def test_a_size_that_was_slow_once_or_twice_is_not_given_up() -> None:
     for _ in range(ENOUGH - 1):
         cost.add(8, 1, 5 * curve(8))  # something is compiled
     assert cost.seconds(1, 7)[-1] == pytest.approx(curve(8))
-    for _ in range(ENOUGH):
+    for _ in range(PERIOD):
         cost.add(8, 1, 5 * curve(8))  # it is slow
     assert cost.seconds(1, 7)[-1] == pytest.approx(5 * curve(8))
 
