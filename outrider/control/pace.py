@@ -16,6 +16,7 @@ from statistics import median
 
 LOOK = 3  # plain steps that are enough to know what they cost
 KEPT = 5  # of them that are remembered: one look outweighs all before it
+PERIOD = 4  # steps from one judgement to the next
 SETTLED = 8  # plain steps in a row after which a runtime has forgotten a wider one
 
 
@@ -37,29 +38,38 @@ class Pace:
     _unseen: int = 0  # steps since it was last looked at, whatever was seen
     _due: int = 32  # steps after which a new text begins with a look; twice as many after each, up to half of `old`
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds of a step
+    _unjudged: int = 0  # steps since it was last judged
     _tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
 
     def add(self, wide: bool, drafted: bool, batch: int, tokens: int, seconds: float) -> None:
         """Changes state: a step gave `tokens`; `wide`: it had candidates, `drafted`: they were asked for."""
         self._in_a_row = 0 if wide else self._in_a_row + 1
         self._age, self._unseen = self._age + 1, self._unseen + 1
-        faster = not self._plain or seconds < typical(self._plain)
-        self.plain = not wide and not drafted and (self._in_a_row > SETTLED or faster)
+        self.plain = not wide and not drafted and (self._in_a_row > SETTLED or self._faster(seconds))
         if self.plain:
-            self._plain.append(seconds)
-            self._age = self._unseen = 0
+            self.see(seconds)
         if self.resting:
             self.resting -= 1
             return
         self._tried.append((tokens, seconds))
-        if len(self._tried) >= (self.trial // 2 if self._patience else self.trial):
+        self._unjudged += 1
+        if len(self._tried) >= (self.trial // 2 if self._patience else self.trial) and self._unjudged >= PERIOD:
+            self._unjudged = 0
             self._judge(batch / typical(self._plain))
+
+    def see(self, seconds: float) -> None:
+        """Changes state: so long a plain step takes now; nobody has to look for a while."""
+        self._plain.append(seconds)
+        self._age = self._unseen = 0
 
     def wake(self) -> None:
         """Changes state: what is left of a rest is not needed; a look at plain decoding stays, or is due again."""
         if self._unseen > self._due:
             self.resting, self._unseen, self._due = LOOK, 0, min(2 * self._due, self.old // 2)
         self.resting = min(self.resting, LOOK)
+
+    def _faster(self, seconds: float) -> bool:
+        return not self._plain or seconds < typical(self._plain)
 
     def _judge(self, plain: float) -> None:
         """Changes state: rest where the last steps gave fewer tokens per second than plain ones."""

@@ -3,9 +3,11 @@
 The curve knows sizes that were never tried, the steps know this context, this batch and what else the machine does; the
 correction is the ratio of the two at the sizes seen, carried over to their neighbours. Sizes up to the same power of
 two count together, so that a longer context is noticed within a few steps. A size seen once or twice counts as all
-others do: what is made ready at its first step would otherwise keep it from ever being tried again. Fewer rows are
+others do: what is made ready at its first step would otherwise keep it from ever being tried again; and one not seen
+for long is forgotten, so that a slow spell of the machine cannot keep it from being tried again. Fewer rows are
 never taken to cost more, for they could be run as more. A target that pads its steps says to what: rows that it would
-run anyway cost nothing, and the first one beyond them what it does. Changes no output.
+run anyway cost nothing, and the first one beyond them what it does. Changes no output. Estimates are made anew every
+few steps, so that a step pays microseconds for them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from numpy.typing import NDArray
 
 ENOUGH = 3  # steps of a size that tell what it costs
 WINDOW = 2 * ENOUGH - 1  # of them that are remembered: so many new ones outweigh the old
+PERIOD = 8  # steps after which estimates are made anew
+OLD = 64  # steps after which a size that was not among them is forgotten
 
 
 @dataclass(slots=True)
@@ -27,22 +31,34 @@ class StepCost:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
     width: Callable[[int], int] | None = None  # rows that a step of a single sequence runs for so many; None: as many
     _ratios: dict[int, dict[int, deque[tuple[int, float]]]] = field(default_factory=dict)  # rows and seen / expected
-    _known: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)  # by batch: rows, corrections
+    _known: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by batch: what `seconds` says
+    _unread: dict[int, int] = field(default_factory=dict)  # by batch: steps that it does not know of yet
+    _last: dict[tuple[int, int], int] = field(default_factory=dict)  # by batch and size: when it was seen
+    _steps: int = 0
     _expected: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # by rows
 
     def add(self, rows: int, batch: int, seconds: float) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences took so long."""
         seen = self._ratios.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
-        rows = int(self._run(rows, rows, batch)[0])
-        seen[_size(rows)].append((rows, seconds / float(self._expect(rows)[rows])))
-        self._known.pop(batch, None)
+        rows = rows if batch > 1 or self.width is None else self.width(rows)
+        size = _size(rows)
+        seen[size].append((rows, seconds / float(self._expect(rows)[rows])))
+        self._steps += 1
+        self._last[batch, size] = self._steps
+        self._unread[batch] = self._unread.get(batch, 0) + 1
 
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
         """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all."""
+        known = self._known.get(batch)
+        if known is None or len(known) <= most or self._unread.get(batch, 0) >= PERIOD:
+            most_known = most if known is None else max(most, len(known) - 1)
+            known = self._known[batch] = self._estimate(batch, most_known)
+            self._unread[batch] = 0
+        return known[: most + 1]
+
+    def _estimate(self, batch: int, most: int) -> NDArray[np.float64]:
         rows = self._run(batch, batch + most, batch)
-        if batch not in self._known:
-            self._known[batch] = self._corrections(batch)
-        every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._known[batch])
+        every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._corrections(batch))
         return np.minimum.accumulate(every[::-1])[::-1]
 
     def _run(self, first: int, last: int, batch: int) -> NDArray[np.int64]:
@@ -55,6 +71,8 @@ class StepCost:
         seen = self._ratios.get(batch)
         if not seen:
             return [0.0], [1.0]
+        for size in [size for size in seen if self._steps - self._last[batch, size] > OLD and len(seen) > 1]:
+            del seen[size]
         known = [zip(*seen[size], strict=True) for size in sorted(seen) if len(seen[size]) >= ENOUGH]
         if not known:
             return [0.0], [median(ratio for own in seen.values() for _, ratio in own)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -58,12 +59,20 @@ class LoneLayer(Protocol):
     def laws(self, states: Tensor, heat: float, width: int) -> list[QRow]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """Rows of text where the target has been: its hidden states at all rows that it ran with them, untouched."""
 
-    hidden: tuple[Tensor, ...]  # one a layer, [n, d]
+    read: Callable[[], tuple[Tensor, ...]]  # the states: taken from the target's when they are wanted, most never are
     rows: Sequence[int]  # those that are text
+    _hidden: tuple[Tensor, ...] | None = None
+
+    @property
+    def hidden(self) -> tuple[Tensor, ...]:
+        """One a layer, [n, d]."""
+        if self._hidden is None:
+            self._hidden = self.read()
+        return self._hidden
 
     def features(self) -> Tensor:
         """[rows, 3d]"""
@@ -75,8 +84,8 @@ class Piece:
 
     def without_last(self) -> tuple[Piece | None, Piece]:
         """What stands before the last row, and the last row."""
-        before = Piece(self.hidden, self.rows[:-1]) if len(self.rows) > 1 else None
-        return before, Piece(self.hidden, self.rows[-1:])
+        before = Piece(self.read, self.rows[:-1]) if len(self.rows) > 1 else None
+        return before, Piece(self.read, self.rows[-1:])
 
 
 @dataclass(slots=True)
@@ -97,6 +106,8 @@ class Seat:
 
     def settle(self) -> None:
         """Changes state: what the cache holds need not wait."""
+        if not self.ran:
+            return
         self.length += sum(len(piece.rows) for piece in self.waiting[: self.ran])
         self.waiting, self.ran = self.waiting[self.ran :], 0
 
@@ -194,6 +205,8 @@ class Eagle3Source:
     def start(self, slots: Sequence[int]) -> list[QRow]:
         """The law after each pending token, from the target's features before it; nothing where there are none yet."""
         fresh = [slot for slot in slots if self._seats[slot].waiting]
+        for slot in fresh if self.lone is not None else ():
+            self._seats[slot].miss()
         blocks = [self._text(slot, self._seats[slot]) for slot in fresh]
         for slot, block, states in zip(fresh, blocks, self._forward(blocks), strict=True):
             seat = self._seats[slot]
@@ -231,14 +244,18 @@ class Eagle3Source:
             seat.waiting.append(self._piece(record.scores, rows))
             seat.states = None
             if self.lone is not None:
-                seat.miss()
+                if len(seat.waiting) > 2 * LATE:  # not in every step; the rest when they are wanted
+                    seat.miss()
             elif seat.rows > AT_ONCE or sum(len(piece.hidden[0]) for piece in seat.waiting) > HELD:
                 self.absorb(slot)
 
     def _piece(self, scores: Scores, rows: Sequence[int]) -> Piece:
+        return Piece(partial(self._states, scores), rows)
+
+    def _states(self, scores: Scores) -> tuple[Tensor, ...]:
         width = self.net.shape.hidden
         every = (scores.hidden[layer][:, :width] for layer in self.net.shape.layers)
-        return Piece(tuple(states.to(self.device, self.dtype) for states in every), rows)
+        return tuple(states.to(self.device, self.dtype) for states in every)
 
     @torch.inference_mode()
     def absorb(self, slot: int) -> None:
@@ -250,7 +267,8 @@ class Eagle3Source:
             block = self._text(slot, seat)
             self._forward([block])
             seat.length = block.reach
-        seat.waiting = [Piece(tuple(states[last.rows[0] :][:1].clone() for states in last.hidden), (0,))]
+        kept = tuple(states[last.rows[0] :][:1].clone() for states in last.hidden)
+        seat.waiting = [Piece(lambda: kept, (0,))]
         seat.ran = 0
 
     def _text(self, slot: int, seat: Seat) -> _Block:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,7 @@ PLACES = 3  # at the root, just below, deeper
 MOST_DRAFTERS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Union:
+class Union(NamedTuple):  # a tuple: compiled code makes one each step
     """Candidates of several trees as one trie; node 0 is the pending token."""
 
     tokens: NDArray[np.int64]
@@ -41,19 +41,10 @@ _NONE = np.zeros(1, dtype=np.int64)
 NO_CANDIDATES = Union(_NONE, _NONE - 1, _NONE, _NONE, np.ones(1), _NONE, np.ones(1), _NONE[:0])
 
 
-def union(trees: Sequence[TokenTree], first: int = 0) -> Union:
-    """`first` is the number of the drafter of the first tree."""
-    tokens = np.concatenate([tree.tokens for tree in trees])
-    parents = np.concatenate([tree.parents for tree in trees])
-    weights = np.concatenate([np.ones(len(tree)) if tree.weights is None else tree.weights for tree in trees])
-    sizes = np.array([len(tree) for tree in trees])
-    return Union(*_unite(tokens, parents, weights, sizes, first))
-
-
 @dataclass(slots=True)
 class Evidence:
     drafters: int
-    trust: float = 2.0  # observations that the drafters' own word counts for
+    trust: float = 4.0  # observations that the drafters' own word counts for
     keep: float = 0.98  # how much of a kind's record each new observation of it leaves
     counts: NDArray[np.float64] = field(init=False)  # [set of drafters, place, strength, (offered, right, claimed)]
 
@@ -61,10 +52,19 @@ class Evidence:
         assert 1 <= self.drafters <= MOST_DRAFTERS, "the table grows with the sets of drafters"
         self.counts = np.zeros((1 << self.drafters, PLACES, STRENGTHS, 3))
 
-    def weigh(self, own: Union) -> Union:
-        weights = _weigh(own.parents, own.depths, own.masks, own.edges, self.counts, self.trust)
-        order = 1 + np.argsort(-weights[1:], kind="stable")
-        return Union(own.tokens, own.parents, own.depths, own.masks, own.edges, own.sources, weights, order)
+    def weigh(self, trees: Sequence[TokenTree], first: int = 0) -> Union:
+        """All their candidates; `first` is the number of the drafter of the first tree."""
+        given = [(number, tree) for number, tree in enumerate(trees, first) if tree.candidates]
+        if not given:
+            return NO_CANDIDATES
+        sizes = np.array([(number, len(tree)) for number, tree in given])
+        if len(given) == 1:  # the usual case: nothing to join
+            tree = given[0][1]
+            return Union(*_weighed(tree.tokens, tree.parents, _claims(tree), sizes, self.counts, self.trust))
+        tokens = np.concatenate([tree.tokens for _, tree in given])
+        parents = np.concatenate([tree.parents for _, tree in given])
+        claims = np.concatenate([_claims(tree) for _, tree in given])
+        return Union(*_weighed(tokens, parents, claims, sizes, self.counts, self.trust))
 
     def learn(self, own: Union, emitted: Sequence[int]) -> None:
         """Changes state: the text went on with these tokens."""
@@ -72,8 +72,21 @@ class Evidence:
         _learn(own.tokens, own.parents, own.depths, own.masks, own.edges, text, self.counts, self.keep)
 
 
+def _claims(tree: TokenTree) -> NDArray[np.float64]:
+    return np.ones(len(tree)) if tree.weights is None else tree.weights
+
+
 @compiled
-def _unite(tokens, parents, weights, sizes, first):  # type: ignore[no-untyped-def]
+def _weighed(tokens, parents, claims, sizes, counts, trust):  # type: ignore[no-untyped-def]
+    tokens, parents, depths, masks, edges, sources = _unite(tokens, parents, claims, sizes)
+    weights = _weigh(parents, depths, masks, edges, counts, trust)
+    order = 1 + np.argsort(-weights[1:], kind="mergesort")  # stable
+    return tokens, parents, depths, masks, edges, sources, weights, order
+
+
+@compiled
+def _unite(tokens, parents, weights, sizes):  # type: ignore[no-untyped-def]
+    """`sizes`: each tree's drafter and rows."""
     most = len(tokens)
     out_tokens = np.empty(most, np.int64)
     out_parents = np.empty(most, np.int64)
@@ -85,8 +98,8 @@ def _unite(tokens, parents, weights, sizes, first):  # type: ignore[no-untyped-d
     older = np.full(most, -1, np.int64)
     place = np.zeros(most, np.int64)
     out_tokens[0], out_parents[0], edges[0], count, base = tokens[0], -1, 1.0, 1, 0
-    for tree in range(len(sizes)):
-        for i in range(base + 1, base + sizes[tree]):
+    for drafter, size in sizes:
+        for i in range(base + 1, base + size):
             above = base + parents[i]
             parent = place[above] if parents[i] > 0 else 0
             edge = min(max(weights[i] / max(weights[above], 1e-12), 1e-6), 1.0)
@@ -99,14 +112,11 @@ def _unite(tokens, parents, weights, sizes, first):  # type: ignore[no-untyped-d
                 out_tokens[node], out_parents[node], depths[node] = tokens[i], parent, depths[parent] + 1
                 older[node], child[parent] = child[parent], node
             if edge > edges[node]:
-                edges[node], sources[node] = edge, first + tree
-            masks[node] |= 1 << (first + tree)
+                edges[node], sources[node] = edge, drafter
+            masks[node] |= 1 << drafter
             place[i] = node
-        base += sizes[tree]
-    return (
-        out_tokens[:count], out_parents[:count], depths[:count], masks[:count], edges[:count], sources[:count],
-        np.ones(count), np.arange(1, count),
-    )  # fmt: skip
+        base += size
+    return out_tokens[:count], out_parents[:count], depths[:count], masks[:count], edges[:count], sources[:count]
 
 
 @compiled

@@ -16,10 +16,11 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.draft.evidence import NO_CANDIDATES, Evidence, Union, union
+from outrider.compiled import compiled
+from outrider.draft.evidence import Evidence, Union
 from outrider.draft.worth import Worth, rates
 from outrider.errors import InputError
-from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, StepRecord
+from outrider.protocols import NO_NEEDS, Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, StepRecord
 from outrider.tree import TokenTree, fixed, merge, root
 
 Seconds = Callable[[int, int], NDArray[np.float64]]  # by batch and most candidates: seconds with 0, 1, ... of them
@@ -35,16 +36,20 @@ class Mix:
     combine: Literal["merge", "route"] = "merge"  # route: the tree of the surest part only
     margin: float = 1.02  # how much faster than plain the estimate must be
     name: str = "mix"
+    needs: Needs = field(init=False, default=NO_NEEDS)
     evidence: Evidence = field(init=False)
     shares: Shares = field(init=False)
     worths: list[Worth] = field(init=False)  # of the dear parts
     _contexts: dict[int, Context] = field(default_factory=dict)
+    _used: float = 8.0  # candidates that were verified in recent steps: the most, soon forgotten
     _unions: dict[int, Union] = field(default_factory=dict)  # this step's candidates, before the cut
 
     def __post_init__(self) -> None:
         self.evidence = Evidence(len(self.ranked))
         self.shares = Shares(len(self.drawn))
         self.worths = [Worth(self.deepest) for _ in range(self.dear)]
+        for part in self.parts:
+            self.needs |= part.needs
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -53,13 +58,6 @@ class Mix:
     @property
     def shared_noise(self) -> bool:
         return any(part.shared_noise for part in self.parts)
-
-    @property
-    def needs(self) -> Needs:
-        needs = Needs()
-        for part in self.parts:
-            needs |= part.needs
-        return needs
 
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
         self._contexts[slot] = context
@@ -76,15 +74,15 @@ class Mix:
 
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
         begun = time.perf_counter()
-        pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
-        drawn = self._draw(slots, pending, budgets, noise) if self.drawn else []
-        cheap = self.ranked[: len(self.ranked) - self.dear]
-        offers = [part.propose(slots, budgets, noise) for part in cheap]
+        bare = [root(int(self._contexts[slot].tokens[-1])) for slot in slots]
+        drawn = self._draw(slots, bare, budgets, noise) if self.drawn else []
+        cheap, own = self.ranked[: len(self.ranked) - self.dear], [self._enough(budget) for budget in budgets]
+        offers = [part.propose(slots, own, noise) for part in cheap]
         unions = self._unite(offers, len(slots))
         asked: list[_Asked] = []
         for number in range(len(cheap), len(self.ranked)):
             before = time.perf_counter()
-            asked.append(self._ask(number, unions, slots, pending, budgets, noise))
+            asked.append(self._ask(number, unions, slots, bare, own, noise))
             offers.append(asked[-1].trees)
             if any(asked[-1].depths):
                 unions = self._unite(offers, len(slots))
@@ -93,13 +91,12 @@ class Mix:
         taken = [tree.candidates for tree in drawn] or [0] * len(slots)
         room = [budget.nodes - count for budget, count in zip(budgets, taken, strict=True)]
         spent = time.perf_counter() - begun
-        for number, own in enumerate(asked, len(cheap)):
-            self._learn_worth(number, own, unions, room, spent)
+        for number, answer in enumerate(asked, len(cheap)):
+            self._learn_worth(number, answer, unions, room, spent)
         sizes = self._sizes(unions, room, sum(taken), spent)
-        for worth in self.worths:
-            worth.use(max(sizes))
+        self._used = max(0.9 * self._used, max(sizes))
         names = [part.name for part in self.ranked]
-        trees = [_tree(token, own, size, names) for token, own, size in zip(pending, unions, sizes, strict=True)]
+        trees = [_tree(tree, own, size, names) for tree, own, size in zip(bare, unions, sizes, strict=True)]
         return [merge(a, b) for a, b in zip(drawn, trees, strict=True)] if drawn else trees
 
     def observe(self, slot: int, record: StepRecord) -> None:
@@ -111,8 +108,14 @@ class Mix:
         for part in self.parts:
             part.observe(slot, record)
 
+    def _enough(self, budget: Budget) -> Budget:
+        """Room for twice the candidates that have been in use: a larger tree takes longer to draft and to weigh."""
+        if self.seconds is None:
+            return budget
+        return budget & Budget(int(2 * self._used) + 2, budget.depth)
+
     def _ask(
-        self, number: int, rest: Sequence[Union], slots: Sequence[int], pending: Sequence[int],
+        self, number: int, rest: Sequence[Union], slots: Sequence[int], bare: Sequence[TokenTree],
         budgets: Sequence[Budget], noise: Sequence[Noise],
     ) -> _Asked:  # fmt: skip
         """The trees of a dear part, as deep as has paid where the others expect what they expect now."""
@@ -120,14 +123,14 @@ class Mix:
         if self.seconds is None:
             depths = [budget.depth for budget in budgets]
             return _Asked([0.0] * len(slots), depths, part.propose(slots, budgets, noise), depths)
-        trees = [root(token) for token in pending]
-        cheap = [float(own.weights[own.order[: b.nodes]].sum()) for own, b in zip(rest, budgets, strict=True)]
+        trees = list(bare)
+        cheap = [float(own.weights.sum()) - 1.0 for own in rest]  # node 0 is text already
         depths = [worth.depth(own, budget.depth) for own, budget in zip(cheap, budgets, strict=True)]
         able = [i for i, depth in enumerate(depths) if depth > 0]
         levels = [0] * len(slots)
         if able:
             least = worth.least(float(self.seconds(len(slots), 0)[0]))
-            own = [Budget(worth.nodes(budgets[i].nodes), depths[i], least) for i in able]
+            own = [Budget(budgets[i].nodes, depths[i], least) for i in able]
             for i, tree in zip(
                 able, part.propose([slots[i] for i in able], own, [noise[i] for i in able]), strict=True
             ):
@@ -157,10 +160,10 @@ class Mix:
             worth.learn(cheap, rates(own.weights, own.order, own.masks, own.depths, 1 << number, step, drafting))
 
     def _draw(
-        self, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]
+        self, slots: Sequence[int], bare: Sequence[TokenTree], budgets: Sequence[Budget], noise: Sequence[Noise]
     ) -> list[TokenTree]:
         """The trees of the parts that draw, each within the share it was allotted before."""
-        trees = [root(token) for token in pending]
+        trees = list(bare)
         for number, (part, share) in enumerate(zip(self.drawn, self.shares.now(), strict=True)):
             own = [Budget(int(budget.nodes * share), budget.depth) for budget in budgets]
             able = [i for i, budget in enumerate(own) if min(budget.nodes, budget.depth) > 0]
@@ -176,11 +179,9 @@ class Mix:
         return [self._united([trees[i] for trees in offers]) for i in range(batch)]
 
     def _united(self, trees: Sequence[TokenTree]) -> Union:
-        if not any(tree.candidates for tree in trees):
-            return NO_CANDIDATES
         if self.combine == "merge":
-            return self.evidence.weigh(union(trees))
-        alone = [self.evidence.weigh(union([tree], first=i)) for i, tree in enumerate(trees)]
+            return self.evidence.weigh(trees)
+        alone = [self.evidence.weigh([tree], first=i) for i, tree in enumerate(trees)]
         return max(alone, key=lambda own: float(own.weights.sum()))
 
     def _sizes(self, unions: Sequence[Union], room: Sequence[int], already: int, spent: float) -> list[int]:
@@ -202,14 +203,7 @@ class Mix:
     def _best(self, worth: NDArray[np.float64], batch: int, already: int, spent: float) -> int:
         """How many of these candidates, likeliest first, give the most tokens per second."""
         assert self.seconds is not None
-        seconds = self.seconds(batch, already + len(worth))[already:] + spent
-        gains = np.empty(len(worth) + 1)
-        gains[0] = batch
-        np.cumsum(worth, out=gains[1:])
-        gains[1:] += batch
-        rates = gains / seconds
-        best = int(rates.argmax())
-        return best if rates[best] > self.margin * rates[0] else 0
+        return _most_per_second(worth, self.seconds(batch, already + len(worth))[already:], batch, spent, self.margin)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         kept = {"evidence": self.evidence.counts}
@@ -301,14 +295,33 @@ def _levels(tree: TokenTree, budget: Budget) -> int:
     return min(1 + int(went_on.max(initial=0)), budget.depth)
 
 
-def _tree(pending: int, own: Union, size: int, names: Sequence[str]) -> TokenTree:
+def _tree(bare: TokenTree, own: Union, size: int, names: Sequence[str]) -> TokenTree:
     if size == 0:
-        return root(pending)
-    chosen = own.order[:size]
-    place = np.zeros(len(own.tokens), dtype=np.int64)
-    place[chosen] = np.arange(1, size + 1)
-    kept = np.concatenate([[0], chosen])  # node 0 of the union is the pending token, of weight 1
-    parents = place[own.parents[kept]]
-    parents[0] = -1
-    return fixed(own.tokens[kept], parents, ("", *(names[source] for source in own.sources[chosen].tolist())),
-                 own.weights[kept])  # fmt: skip
+        return bare
+    tokens, parents, weights = _cut(own.tokens, own.parents, own.weights, own.order[:size])
+    return fixed(tokens, parents, ("", *(names[source] for source in own.sources[own.order[:size]].tolist())), weights)
+
+
+@compiled
+def _cut(tokens, parents, weights, chosen):  # type: ignore[no-untyped-def]
+    """Tokens, parents and weights of these nodes, which stand behind their parents, and of node 0 before them."""
+    place = np.zeros(len(tokens), np.int64)
+    above, kept = np.full(len(chosen) + 1, -1, np.int64), np.zeros(len(chosen) + 1, np.int64)
+    for i in range(len(chosen)):
+        kept[i + 1] = chosen[i]
+        place[chosen[i]] = i + 1
+        above[i + 1] = place[parents[chosen[i]]]
+    return tokens[kept], above, weights[kept]
+
+
+@compiled
+def _most_per_second(worth, seconds, batch, spent, margin):  # type: ignore[no-untyped-def]
+    """How many candidates to take, the likeliest first, in a step of so many seconds by candidates and `spent` more."""
+    plain = batch / (seconds[0] + spent)
+    best, rate, gain = 0, plain, float(batch)
+    for i in range(len(worth)):
+        gain += worth[i]
+        own = gain / (seconds[i + 1] + spent)
+        if own > rate:
+            best, rate = i + 1, own
+    return best if rate > margin * plain else 0

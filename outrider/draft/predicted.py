@@ -44,6 +44,8 @@ class _Aligned:
         return self.context.tokens[len(self.context.prompt) :]
 
     def follow(self) -> None:
+        if not len(self.prediction):
+            return
         output = self.output
         self.pointer, self.run = follow(self.prediction, output, self.read, self.pointer, self.run)
         self.read = len(output)

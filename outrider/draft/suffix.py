@@ -162,8 +162,10 @@ class Suffix:
         tokens, parents, weights, cells = grow(
             indexes, context[1 - self.max_depth :], self._evidence, budget.nodes, budget.depth, self.max_depth
         )
+        if len(tokens) == 1:
+            return root(int(tokens[0]))
         request.proposed = tokens, parents, cells
-        return fixed(tokens, parents, self.name, weights) if len(tokens) > 1 else root(int(tokens[0]))
+        return fixed(tokens, parents, self.name, weights)
 
 
 @compiled

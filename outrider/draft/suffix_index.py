@@ -112,6 +112,8 @@ def shorten(states: NDArray[np.int32], state: int, length: int) -> int:
 def match(index: Arrays, tokens: NDArray[np.int64]) -> tuple[int, int]:
     """The longest suffix of `tokens` that occurs in the index: its state and length."""
     state, length = 0, 0
+    if not index[3][READ]:
+        return state, length  # its arrays were never touched, and looking into them would cost the most
     for token in tokens:
         state, length = step(index, state, length, token)
     return state, length

@@ -8,6 +8,7 @@ pay with more. Changes no output. Cost: microseconds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -43,7 +44,6 @@ class Worth:
     _times: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds by depth asked
     _late: dict[int, float] = field(default_factory=dict)  # seconds of the first one that came after a pause
     _busy: bool = False  # whether it was asked in the last step
-    _used: float = 8.0  # candidates that were verified in recent steps
 
     def __post_init__(self) -> None:
         self._kinds = [Depths(np.zeros(self.deepest + 1)) for _ in range(len(GRADES) + 1)]
@@ -55,14 +55,6 @@ class Worth:
         if untried or kind.idle >= kind.patience:
             return most
         return int(kind.gains[: most + 1].argmax())
-
-    def nodes(self, most: int) -> int:
-        """How many candidates to ask for: twice what has been used, as a larger tree takes longer to draft."""
-        return max(1, min(most, int(2 * self._used) + 2))
-
-    def use(self, candidates: int) -> None:
-        """Changes state: so many candidates are verified in this step."""
-        self._used += 0.1 * (candidates - self._used)
 
     def time(self, depth: int, seconds: float) -> None:
         """Changes state: a proposal of this depth took so long; 0: none was asked for in this step.
@@ -124,11 +116,11 @@ class Worth:
         kind.idle, kind.silent = kind.idle + 1, kind.silent + 1
 
     def _kind(self, cheap: float) -> Depths:
-        return self._kinds[int(np.searchsorted(GRADES, cheap))]
+        return self._kinds[bisect_left(GRADES, cheap)]
 
     def _hopeless(self, cheap: float) -> bool:
         """Being asked did not pay where the others expect less, and so left more to gain."""
-        poorer = self._kinds[: int(np.searchsorted(GRADES, cheap))]
+        poorer = self._kinds[: bisect_left(GRADES, cheap)]
         return any(kind.seen >= self.trials and kind.gains.argmax() == 0 for kind in poorer)
 
 

@@ -91,7 +91,8 @@ def _sized(parts: Parts, mix: Any, options: MixOptions) -> Controller:
 
     cost = StepCost(_curve(parts), parts.target.width if isinstance(parts.target, Pads) else None)
     mix.seconds = cost.seconds
-    return Open(Budget(options.budget, options.depth), cost.add)
+    even = getattr(parts.target, "even", False)
+    return Open(Budget(options.budget, options.depth), cost.add, even)
 
 
 def _curve(parts: Parts) -> Callable[[int], float]:

@@ -37,6 +37,7 @@ ROUNDED = 1e-2  # of the largest logit: how far rounding activations may move on
 class NativeTarget(TransformersTarget):
     runtime = "native"
     own_threads = True  # other than torch's
+    even = True  # a step costs the same whatever ran before it
 
     def __init__(self, model: Any, *, precision: str = "float32", **limits: Any) -> None:
         self.precision = precision

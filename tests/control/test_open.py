@@ -31,8 +31,8 @@ def drive(
     return speculated
 
 
-def opened(told: Told | None = None) -> Open:
-    return Open(FULL, lambda *step: told.append(step) if told is not None else None)
+def opened(told: Told | None = None, even: bool = False) -> Open:
+    return Open(FULL, lambda *step: told.append(step) if told is not None else None, even)
 
 
 def test_speculation_that_costs_more_than_it_brings_comes_to_rest() -> None:
@@ -102,5 +102,36 @@ def test_plain_steps_that_a_wide_one_has_slowed_down_are_not_told() -> None:
     control = opened(told)
     drive(control, LOOK + Pace().trial, lambda i: 1, draft=0.5)
     told.clear()
-    on = drive(control, Pace().rest, lambda i: 1, draft=0.5)
-    assert not any(on) and len(told) == Pace().rest - SETTLED
+    rest = control._pace(1).rest
+    on = drive(control, rest, lambda i: 1, draft=0.5)
+    assert not any(on) and len(told) == rest - SETTLED
+
+
+def between(control: Open, slow: float, steps: int) -> list[bool]:
+    """Every other step is plain though drafts were asked for, the others bring a second token for a tenth more."""
+    speculated = []
+    for i in range(steps):
+        on = control.budgets([0], [FULL])[0].nodes > 0
+        wide = on and i % 2 == 0
+        tree = from_paths(1, [(2,)]) if wide else root(1)
+        record = StepRecord(tree, Verdict((1,) if wide else (), 0), (2, 3) if wide else (2,), Scores(None))
+        timing = StepTiming(0.1 * slow * on, (1.1 if wide else 1.0) * slow, 0.0, len(tree), 1)
+        control.observe([0], [record], timing)
+        speculated.append(on)
+    return speculated
+
+
+def test_where_steps_are_even_plain_ones_in_between_say_what_plain_decoding_takes() -> None:
+    told: Told = []
+    control = opened(told, even=True)
+    between(control, 1.0, 100)
+    assert len(told) == 100 and (1, 1, 1.0) in told[-2:]
+    assert all(between(control, 3.0, 200))  # the machine became slow, not the drafts
+
+
+def test_where_steps_are_even_a_new_text_begins_without_a_look() -> None:
+    for even in (True, False):
+        control = opened(even=even)
+        between(control, 1.0, 100)
+        control.begin(0)
+        assert all(between(control, 1.0, LOOK)) == even

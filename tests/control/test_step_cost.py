@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control.step_cost import ENOUGH, StepCost
+from outrider.control.step_cost import ENOUGH, OLD, PERIOD, StepCost
 
 
 def curve(rows: int) -> float:
@@ -33,7 +33,8 @@ def test_a_size_that_was_slow_once_or_twice_is_not_given_up() -> None:
     for _ in range(ENOUGH - 1):
         cost.add(8, 1, 5 * curve(8))  # something is compiled
     assert cost.seconds(1, 7)[-1] == pytest.approx(curve(8))
-    cost.add(8, 1, 5 * curve(8))  # it is slow
+    for _ in range(PERIOD):
+        cost.add(8, 1, 5 * curve(8))  # it is slow
     assert cost.seconds(1, 7)[-1] == pytest.approx(5 * curve(8))
 
 
@@ -81,3 +82,14 @@ def test_rows_that_a_target_pads_to_cost_nothing_and_the_next_one_its_whole_widt
         cost.add(5, 1, 2 * curve(8))
     assert cost.seconds(1, 7)[-1] == pytest.approx(2 * curve(8))
     assert cost.seconds(2, 1) == pytest.approx([curve(2), curve(3)])  # it says nothing of batches
+
+
+def test_a_size_that_was_slow_long_ago_is_judged_by_its_neighbours_again() -> None:
+    cost = StepCost(curve)
+    for _ in range(ENOUGH):
+        cost.add(1, 1, curve(1))
+        cost.add(4, 1, 9 * curve(4))  # the machine had other work
+    assert cost.seconds(1, 3)[-1] == pytest.approx(9 * curve(4))
+    for _ in range(OLD + ENOUGH):
+        cost.add(1, 1, curve(1))
+    assert cost.seconds(1, 3)[-1] == pytest.approx(curve(4))

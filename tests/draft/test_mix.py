@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outrider.check.enumeration import Branches
 from outrider.check.exhaustive import CASES, CONTEXT, TOLERANCE, Case, _Text, distance, step_law
 from outrider.check.toy import ToySource
-from outrider.draft.evidence import Evidence, union
+from outrider.draft.evidence import Evidence
 from outrider.draft.grown import Grown
 from outrider.draft.mix import Mix, _levels
 from outrider.draft.rehearsal import rehearse
@@ -80,7 +80,7 @@ def step(mix: Mix, emitted: Sequence[int], budget: Budget = Budget(16, 4)) -> To
 
 @given(first=paths_of, second=paths_of, third=paths_of)
 def test_the_union_holds_every_path_of_every_drafter_once(first: Paths, second: Paths, third: Paths) -> None:
-    own = Evidence(3).weigh(union([weighted(first), weighted(second), weighted(third)]))
+    own = Evidence(3).weigh([weighted(first), weighted(second), weighted(third)])
     found = []
     for node in own.order.tolist():
         path = []
@@ -101,7 +101,7 @@ def test_weights_fall_along_paths_siblings_share_one_and_the_order_keeps_parents
     evidence = Evidence(2)
     evidence.counts[:] = data.draw(st.integers(0, 50))
     evidence.counts[..., 1:] *= data.draw(st.tuples(st.floats(0, 1), st.floats(0, 1)))  # right, claimed
-    own = evidence.weigh(union([weighted(first, 0.9), weighted(second, 0.3)]))
+    own = evidence.weigh([weighted(first, 0.9), weighted(second, 0.3)])
     seen = {0}
     for node in own.order.tolist():
         parent = int(own.parents[node])
@@ -140,7 +140,7 @@ def test_sizes_give_the_most_tokens_per_second_over_the_batch(paths: list[Paths]
 
     slots = list(range(len(paths)))
     mix = Mix([Says(list)], seconds=seconds, margin=1.0)
-    unions = [mix.evidence.weigh(union([weighted(own, sure)])) for own in paths]
+    unions = [mix.evidence.weigh([weighted(own, sure)]) for own in paths]
     sizes = mix._sizes(unions, [64] * len(slots), 0, 0.0)
     kept = [own.weights[own.order[:size]].sum() for own, size in zip(unions, sizes, strict=True)]
     rate = (len(slots) + sum(kept)) / (1.0 + slope * sum(sizes))
@@ -334,3 +334,17 @@ def test_what_a_path_must_be_worth_does_not_grow_with_the_batch_that_shares_a_le
     mix.worths[0].time(6, 0.7)
     mix.propose(range(batch), [Budget(16, 6)] * batch, [None] * batch)  # type: ignore[list-item]
     assert [budget.least for budget in dear.asked] == pytest.approx([0.2] * batch)
+
+
+def test_parts_are_asked_for_twice_what_is_in_use_and_a_copy_gets_its_room_within_a_few_steps() -> None:
+    state = {"path": (3,)}
+    part = Counted(lambda: [state["path"]], 0.99)
+    mix = mix_of(part, seconds=flat)
+    for _ in range(60):
+        step(mix, [3], Budget(32, 16))
+    assert part.asked[-1].nodes == 4
+    state["path"] = (2,) * 16
+    for _ in range(4):
+        step(mix, [2] * 17, Budget(32, 16))
+    assert part.asked[-1].nodes == 32
+    assert mix_of(part).propose([0], [Budget(32, 16)], [None]) and part.asked[-1].nodes == 32  # type: ignore[list-item]

@@ -132,13 +132,3 @@ def test_where_plain_steps_are_fast_only_likely_paths_are_worth_another_level() 
     worth.time(6, 0.7)
     assert worth.least(1.0) == pytest.approx(0.2) and worth.least(2.0) == pytest.approx(0.1)
     assert worth.least(0.001) <= 0.9
-
-
-def test_no_more_candidates_are_asked_for_than_twice_those_in_use() -> None:
-    worth = Worth(6)
-    for _ in range(100):
-        worth.use(3)
-    assert worth.nodes(32) in (7, 8)
-    for _ in range(100):
-        worth.use(30)
-    assert worth.nodes(32) == 32
