@@ -59,7 +59,7 @@ class StepCost:
     def _estimate(self, batch: int, most: int) -> NDArray[np.float64]:
         rows = self._run(batch, batch + most, batch)
         every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._corrections(batch))
-        return np.minimum.accumulate(every[::-1])[::-1]
+        return np.ascontiguousarray(np.minimum.accumulate(every[::-1])[::-1])  # as compiled code was made ready for
 
     def _run(self, first: int, last: int, batch: int) -> NDArray[np.int64]:
         """What steps of `first` to `last` rows run."""

@@ -9,7 +9,7 @@ forward of the layer a tree level over the whole batch, and one over the accepte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -250,11 +250,11 @@ class Eagle3Source:
                 self.absorb(slot)
 
     def _piece(self, scores: Scores, rows: Sequence[int]) -> Piece:
-        return Piece(partial(self._states, scores), rows)
+        return Piece(partial(self._states, scores.hidden), rows)
 
-    def _states(self, scores: Scores) -> tuple[Tensor, ...]:
+    def _states(self, hidden: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
         width = self.net.shape.hidden
-        every = (scores.hidden[layer][:, :width] for layer in self.net.shape.layers)
+        every = (hidden[layer][:, :width] for layer in self.net.shape.layers)
         return tuple(states.to(self.device, self.dtype) for states in every)
 
     @torch.inference_mode()

@@ -16,6 +16,12 @@ def test_without_steps_it_is_the_curve() -> None:
     assert StepCost(curve).seconds(2, 3) == pytest.approx([curve(r) for r in (2, 3, 4, 5)])
 
 
+def test_estimates_lie_side_by_side_as_compiled_code_is_made_ready_for() -> None:
+    cost = StepCost(curve)
+    cost.add(3, 1, curve(3))
+    assert cost.seconds(1, 6).flags.c_contiguous and cost.seconds(1, 4)[1:].flags.c_contiguous
+
+
 def test_steps_correct_the_curve_at_their_size_and_between() -> None:
     cost = StepCost(curve)
     for _ in range(ENOUGH):
