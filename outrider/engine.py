@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from outrider.errors import BusyEngine, ClosedEngine, InputError, OutriderError
 from outrider.generation import FinishReason, Generation
@@ -338,7 +339,7 @@ def _needs(batch: list[Running]) -> Needs:
     for s in batch:
         if s.drafter is not None:
             needs |= s.drafter.needs
-    return needs
+    return replace(needs, rounded=all(s.largest_only for s in batch))
 
 
 def _sizes(budget: Budget) -> tuple[int, int]:

@@ -27,6 +27,9 @@ class Needs:
     # The likeliest tokens of each verified row on the host, if that costs the target nothing more; who needs them can
     # take them from the logits. Asks for nothing of the prefill, so it makes no difference where needs are compared.
     top: int = field(default=0, compare=False)
+    # What the engine allows in greedy decoding: only the largest logit of a row has to be the model's own, others may
+    # be rounded as long as they stay below it.
+    rounded: bool = field(default=False, compare=False)
 
     def __or__(self, other: Needs) -> Needs:
         hidden = tuple(sorted({*self.hidden, *other.hidden}))
@@ -34,6 +37,7 @@ class Needs:
 
 
 NO_NEEDS = Needs()
+GREEDY = Needs(rounded=True)  # what plain greedy decoding asks for
 
 
 @dataclass(frozen=True, slots=True)

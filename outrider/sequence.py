@@ -77,6 +77,11 @@ class Running:
     def pending(self) -> int:
         return int(self.history.tokens[-1])
 
+    @property
+    def largest_only(self) -> bool:
+        """Whether of each of the target's rows only the largest logit is looked at."""
+        return self.history.plain_argmax and self.params.logprobs is None
+
     def room(self, max_rows: int) -> Budget:
         """How deep a tree can be useful: the path and the target's own token must fit what is left."""
         total = len(self.history.tokens)

@@ -110,11 +110,16 @@ def share(size: int, me: int, count: int) -> tuple[int, int]:
 
 
 @compiled
+def finest(padded: int) -> int:
+    """The whole number that the largest of so many activations becomes."""
+    return min(32767, _LARGEST // (128 * GROUP * max(min(padded // GROUP, PIECE), 1)))
+
+
+@compiled
 def quantize(x: Floats, q: Whole, scales: Floats, low: int, high: int) -> None:
     """Rows [low, high) of x [R, K] as whole numbers in q [R, padded] that count `scales` [R] each."""
     apart()
-    columns = x.shape[1]
-    most = min(32767, _LARGEST // (128 * GROUP * min(q.shape[1] // GROUP, PIECE)))
+    columns, most = x.shape[1], finest(q.shape[1])
     for r in range(low, high):
         row, own = x[r], q[r]
         bits = row.view(np.int32)
@@ -247,3 +252,9 @@ def multiply_float(values: Floats, x: Floats, out: Floats, low: int, high: int) 
                 else:
                     _float_1(arrays, place)
             r += left
+
+
+@compiled
+def multiply_float_block(values: Floats, x: Floats, out: Floats, block: int, row: int) -> None:
+    """One row's products with one block of ROWS rows of weights, the same bits."""
+    _float_1((values, x, out), (block, row, 0, 0, values.shape[1]))

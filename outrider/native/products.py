@@ -11,7 +11,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.linear import group_sums, multiply, multiply_float, multiply_int4, quantize
+from outrider.native.linear import group_sums, multiply, multiply_float, multiply_float_block, multiply_int4, quantize
 from outrider.native.numbers import copy
 
 Floats = NDArray[np.float32]
@@ -53,6 +53,12 @@ def product(linear: Linear, layer: int, rows: Rows, copy: int, count: int, out: 
                 out[row, n] += bias[n]
 
 
+@compiled
+def product_again(linear: Linear, layer: int, rows: Rows, copy: int, row: int, out: Floats, block: int) -> None:
+    """One row's `product` with one block of float32 weights, without bias; nothing is done with other weights."""
+    _multiply_again(linear.values[layer], rows.q[copy], out, block, row)
+
+
 def _round(x: Floats, q: NDArray[Any], scales: Floats, low: int, high: int) -> None:
     """Compiled code only."""
 
@@ -61,6 +67,10 @@ def _multiply(
     values: NDArray[Any], scales: NDArray[Any], q: NDArray[Any], qscales: Floats, sums: Floats, out: Floats, low: int,
     high: int,
 ) -> None:  # fmt: skip
+    """Compiled code only."""
+
+
+def _multiply_again(values: NDArray[Any], q: NDArray[Any], out: Floats, block: int, row: int) -> None:
     """Compiled code only."""
 
 
@@ -90,3 +100,14 @@ def _multiplies(
         multiply_int4(values, scales, q, sums, qscales, out, low, high)
 
     return {types.float32: floats, types.int8: eight, types.uint8: four}[values.dtype]
+
+
+@overload(_multiply_again)  # type: ignore[untyped-decorator]
+def _multiplies_again(values: Any, q: Any, out: Any, block: Any, row: Any) -> Callable[..., None]:
+    def again(values: Any, q: Any, out: Any, block: Any, row: Any) -> None:
+        multiply_float_block(values, q, out, block, row)
+
+    def nothing(values: Any, q: Any, out: Any, block: Any, row: Any) -> None:
+        pass
+
+    return again if values.dtype == types.float32 else nothing

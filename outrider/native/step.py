@@ -18,6 +18,7 @@ from outrider.native.building import apart
 from outrider.native.linear import share
 from outrider.native.numbers import copy, gate, norm, rotate
 from outrider.native.products import Linear, Rows, prepare, product
+from outrider.native.screen import Screen, screened
 from outrider.native.team import barrier
 
 Floats = NDArray[np.float32]
@@ -32,6 +33,7 @@ class Weights(NamedTuple):
     query_norm: Floats  # [L, D]; [L, 0]: none
     key_norm: Floats
     windows: NDArray[np.int64]  # [L]: positions that a row sees, itself among them; 0: all
+    screen: Screen  # of the head
     qkv: Linear  # N: heads of queries, of keys, of values
     out: Linear
     gate: Linear
@@ -83,11 +85,15 @@ class Work(NamedTuple):
     from_hidden: Rows  # what products read, by their widths
     from_attended: Rows
     from_inner: Rows
+    from_last: Rows  # for the screen
+    floors: Floats  # [threads, R]
 
 
 class Outputs(NamedTuple):
     logits: Floats  # [R, V], or [0, V] where they are not asked for
     hidden: Floats  # [taken, R, hidden]
+    best: Floats  # [threads, R]: the largest logit of each thread's share, where that alone must be exact; else [0, R]
+    which: NDArray[np.int64]  # and its token
 
 
 @compiled
@@ -119,7 +125,13 @@ def step(
         barrier(sync, threads)
     at = _normed(me, threads, sync, few, rows, weights.last, shape.epsilon, work)
     _keep(work.normed[at], batch.taken[-1], outputs.hidden, first, last)
-    if len(outputs.logits):
+    if len(outputs.which):
+        near = _ready(me, threads, sync, few, rows, work.normed[at], work.from_last)
+        screened(
+            me, threads, sync, weights.screen, weights.head, work.from_last, near, work.from_hidden, at,
+            work.normed[at], outputs.logits, work.floors, outputs.best, outputs.which,
+        )  # fmt: skip
+    elif len(outputs.logits):
         low, high = share(outputs.logits.shape[1], me, threads)
         product(weights.head, 0, work.from_hidden, at, rows, outputs.logits, low, high)
 

@@ -52,8 +52,10 @@ class NativeTarget(TransformersTarget):
 
     @property
     def weight_bytes(self) -> int:
-        """What a step reads of the weights, in the form that they are held in."""
-        linears = [own for own in self._weights if isinstance(own, Linear)]
+        """What a step of greedy decoding reads of the weights, in the form that they are held in."""
+        screen = self._weights.screen
+        read = self._weights._replace(head=screen.linear) if len(screen.margins) else self._weights
+        linears = [own for own in read if isinstance(own, Linear)]
         return sum(own.values.nbytes + own.scales.nbytes for own in linears)
 
     def _adapt(self, model: Any) -> Traits:
@@ -80,7 +82,7 @@ class NativeTarget(TransformersTarget):
             floats(rows, hidden), floats(rows, hidden), floats(rows, (shape.heads + 2 * shape.kv_heads) * dim),
             floats(rows, shape.heads * dim), floats(rows, inner), floats(rows, inner),
             floats(team, MOST, dim), floats(team, MOST, self._cache.capacity + LINE // 4), floats(team, rows, hidden),
-            made(weights.qkv), made(weights.out), made(weights.down),
+            made(weights.qkv), made(weights.out), made(weights.down), made(weights.screen.linear), floats(team, rows),
         )  # fmt: skip
 
     def _turned(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -102,9 +104,12 @@ class NativeTarget(TransformersTarget):
         if rows > len(self._work.x):
             self._work = self._room(1 << (rows - 1).bit_length())
         width = self._weights.embedding.shape[1]
+        team = self._team.threads if logits and needs.rounded and len(self._weights.screen.margins) else 0
         outputs = Outputs(np.empty((rows if logits else 0, self.vocab_size), dtype=np.float32),
-                          np.empty((len(places), rows, width), dtype=np.float32))  # fmt: skip
+                          np.empty((len(places), rows, width), dtype=np.float32),
+                          np.empty((team, rows), dtype=np.float32), np.empty((team, rows), dtype=np.int64))  # fmt: skip
         self._team.run(step, self._weights, self._shape, self._cache.store, batch, self._work, outputs)
+        chosen = outputs.which[outputs.best.argmax(0), np.arange(rows)].tolist() if team else None
         scores, begin = [], 0
         for b in blocks:
             own, begin = slice(begin, begin + b.rows), begin + b.rows
@@ -112,6 +117,7 @@ class NativeTarget(TransformersTarget):
                 Scores(
                     torch.from_numpy(outputs.logits[own]) if logits else None,
                     {layer: torch.from_numpy(outputs.hidden[places[at], own]) for layer, at in hidden.items()},
+                    chosen[own] if chosen else None,
                 )
             )
         return scores

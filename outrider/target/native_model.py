@@ -21,6 +21,7 @@ from torch.nn import functional
 from outrider.errors import UnsupportedModel
 from outrider.native.linear import pack, unpack
 from outrider.native.products import Linear
+from outrider.native.screen import no_screen, screen_of
 from outrider.native.step import Shape, Weights
 from outrider.native.vectors import FLOATS, GROUP, ROWS
 from outrider.target.openvino_convert import Traits
@@ -98,7 +99,7 @@ def windows(model: Any) -> NDArray[np.int64]:
 def weights_of(model: Any, bits: int) -> Weights:
     """Copies, but for the embedding."""
     layers = list(model.model.layers)
-    attention = [layer.self_attn for layer in layers]
+    attention, head = [layer.self_attn for layer in layers], model.lm_head
     return Weights(
         _array(model.model.embed_tokens.weight),
         _norms([layer.input_layernorm for layer in layers]),
@@ -107,6 +108,7 @@ def weights_of(model: Any, bits: int) -> Weights:
         _norms([getattr(a, "q_norm", None) for a in attention]),
         _norms([getattr(a, "k_norm", None) for a in attention]),
         windows(model),
+        screen_of(_array(head.weight)) if bits == 32 and head.bias is None else no_screen(),
         *(_linear(places, bits) for places in _places(model)),
     )
 
