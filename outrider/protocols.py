@@ -225,6 +225,20 @@ class Pads(Protocol):
     def width(self, rows: int) -> int: ...  # rows that a step of one sequence runs now for so many
 
 
+@runtime_checkable
+class Even(Protocol):
+    """A target that can say whether a step costs the same whatever ran before it. Optional."""
+
+    even: bool
+
+
+@runtime_checkable
+class OwnThreads(Protocol):
+    """A target that can say whether its threads are other than torch's. Optional."""
+
+    own_threads: bool
+
+
 class Source(Protocol):
     """A drafter's inner next-token law, unrolled by a grower one tree level at a time over the whole batch."""
 

@@ -45,7 +45,8 @@ class Pace:
         """Changes state: a step gave `tokens`; `wide`: it had candidates, `drafted`: they were asked for."""
         self._in_a_row = 0 if wide else self._in_a_row + 1
         self._age, self._unseen = self._age + 1, self._unseen + 1
-        self.plain = not wide and not drafted and (self._in_a_row > SETTLED or self._faster(seconds))
+        as_usual = self._in_a_row > SETTLED or not self._plain or seconds < typical(self._plain)
+        self.plain = not wide and not drafted and as_usual
         if self.plain:
             self.see(seconds)
         if self.resting:
@@ -67,9 +68,6 @@ class Pace:
         if self._unseen > self._due:
             self.resting, self._unseen, self._due = LOOK, 0, min(2 * self._due, self.old // 2)
         self.resting = min(self.resting, LOOK)
-
-    def _faster(self, seconds: float) -> bool:
-        return not self._plain or seconds < typical(self._plain)
 
     def _judge(self, plain: float) -> None:
         """Changes state: rest where the last steps gave fewer tokens per second than plain ones."""

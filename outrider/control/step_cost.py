@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,25 +27,28 @@ PERIOD = 8  # steps after which estimates are made anew
 OLD = 64  # steps after which a size that was not among them is forgotten
 
 
+class _Step(NamedTuple):
+    time: int  # its number
+    rows: int
+    ratio: float  # seconds, seen by expected
+
+
 @dataclass(slots=True)
 class StepCost:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
     width: Callable[[int], int] | None = None  # rows that a step of a single sequence runs for so many; None: as many
-    _ratios: dict[int, dict[int, deque[tuple[int, float]]]] = field(default_factory=dict)  # rows and seen / expected
+    _seen: dict[int, dict[int, deque[_Step]]] = field(default_factory=dict)  # by batch and size
     _known: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by batch: what `seconds` says
     _unread: dict[int, int] = field(default_factory=dict)  # by batch: steps that it does not know of yet
-    _last: dict[tuple[int, int], int] = field(default_factory=dict)  # by batch and size: when it was seen
     _steps: int = 0
     _expected: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # by rows
 
     def add(self, rows: int, batch: int, seconds: float) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences took so long."""
-        seen = self._ratios.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
+        seen = self._seen.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
         rows = rows if batch > 1 or self.width is None else self.width(rows)
-        size = _size(rows)
-        seen[size].append((rows, seconds / float(self._expect(rows)[rows])))
         self._steps += 1
-        self._last[batch, size] = self._steps
+        seen[_size(rows)].append(_Step(self._steps, rows, seconds / float(self._expect(rows)[rows])))
         self._unread[batch] = self._unread.get(batch, 0) + 1
 
     def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
@@ -68,16 +72,16 @@ class StepCost:
 
     def _corrections(self, batch: int) -> tuple[list[float], list[float]]:
         """By rows at the sizes that are known well: linear between them, flat beyond."""
-        seen = self._ratios.get(batch)
+        seen = self._seen.get(batch)
         if not seen:
             return [0.0], [1.0]
-        for size in [size for size in seen if self._steps - self._last[batch, size] > OLD and len(seen) > 1]:
+        for size in [size for size, steps in seen.items() if self._steps - steps[-1].time > OLD and len(seen) > 1]:
             del seen[size]
-        known = [zip(*seen[size], strict=True) for size in sorted(seen) if len(seen[size]) >= ENOUGH]
+        known = [steps for _, steps in sorted(seen.items()) if len(steps) >= ENOUGH]
         if not known:
-            return [0.0], [median(ratio for own in seen.values() for _, ratio in own)]
-        sizes, ratios = zip(*((median(at), median(own)) for at, own in known), strict=True)
-        return list(sizes), list(ratios)
+            return [0.0], [median(own.ratio for steps in seen.values() for own in steps)]
+        sizes = [median(own.rows for own in steps) for steps in known]
+        return sizes, [median(own.ratio for own in steps) for steps in known]
 
     def _expect(self, rows: int) -> NDArray[np.float64]:
         """What the curve says of 0 to at least `rows` rows."""

@@ -12,7 +12,7 @@ import numpy as np
 from outrider import methods
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Budget, Controller, Drafter, Pads, Recipe
+from outrider.protocols import Budget, Controller, Drafter, Even, Pads, Recipe
 from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier, wide_steps
 
 MODEL_FREE = "suffix,token-recycling,predicted"
@@ -91,7 +91,7 @@ def _sized(parts: Parts, mix: Any, options: MixOptions) -> Controller:
 
     cost = StepCost(_curve(parts), parts.target.width if isinstance(parts.target, Pads) else None)
     mix.seconds = cost.seconds
-    even = getattr(parts.target, "even", False)
+    even = isinstance(parts.target, Even) and parts.target.even
     return Open(Budget(options.budget, options.depth), cost.add, even)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Grower, Recipe
+from outrider.protocols import Grower, OwnThreads, Recipe
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
@@ -166,7 +166,7 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
             made(cache=cache), grower, sampled, make=make, depth=depth, always=options.grower == "topk"
         )
     else:
-        beside = getattr(parts.target, "own_threads", False)
+        beside = isinstance(parts.target, OwnThreads) and parts.target.own_threads
         source = made(lone=_lone_maker(parts, beside)) if kind == "eagle3" else made()
         drafter = Grown(source, grower, sampled, lone=beside)
     return Recipe(kind, drafter, verifier(options.verifier), budget)
