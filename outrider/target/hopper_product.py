@@ -27,7 +27,6 @@ from outrider.target.graphed_launch import hopper, processors, shared_bytes
 log = logging.getLogger(__name__)
 LEAST, MOST = 65, 256  # rows
 ROWS, SLICE = 128, 64  # of a block; inputs looked at together
-SHORTEST = 2048  # inputs of a part: fewer were not measured
 THREADS = 384
 
 _KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -41,6 +40,7 @@ class Shape:
     weights: int  # gated: half of them of each matrix
     stages: int  # of rows
     depth: int  # of weights
+    inputs: int = 0  # of a part, at least: the sums of fewer cost more than they save
 
     @property
     def outputs(self) -> int:
@@ -54,7 +54,7 @@ class Shape:
 
 
 PAIR = Shape(True, 224, 4, 5)
-PARTS = {1: Shape(False, 64, 8, 9), 2: Shape(False, 128, 6, 6)}  # by blocks that share weights
+PARTS = {1: Shape(False, 64, 8, 9, 2048), 2: Shape(False, 128, 6, 6, 4096)}  # by blocks that share weights
 
 
 def gated(x: Tensor, first: Tensor, second: Tensor) -> Tensor | None:
@@ -71,7 +71,9 @@ def parts(x: Tensor, weight: Tensor) -> Tensor | None:
     if shape is None or not fits(x, [weight], shape):
         return None
     width, inputs = weight.shape
-    count = _count(-(-width // shape.outputs) * _cluster(x), inputs, x.device)
+    blocks, count = -(-width // shape.outputs) * _cluster(x), 1
+    while 2 * count * blocks <= processors(x.device) and _even(inputs, 2 * count, shape):
+        count *= 2
     if count == 1:
         return None
     out = torch.empty((count, *x.shape[:-1], width), dtype=torch.float32, device=x.device)
@@ -93,14 +95,9 @@ def fits(x: Tensor, weights: Sequence[Tensor], shape: Shape) -> bool:
     )
 
 
-def _count(blocks: int, inputs: int, device: torch.device) -> int:
-    """Parts of the inputs: as many as there are processors for and none too short."""
-    count = 1
-    while 2 * count * blocks <= processors(device) and inputs % (2 * count * SLICE) == 0:
-        if inputs // (2 * count) < SHORTEST:
-            break
-        count *= 2
-    return count
+def _even(inputs: int, count: int, shape: Shape) -> bool:
+    """Whether so many parts are alike and none too short."""
+    return inputs % (count * SLICE) == 0 and inputs // count >= shape.inputs
 
 
 def _cluster(x: Tensor) -> int:

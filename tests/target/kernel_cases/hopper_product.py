@@ -106,9 +106,9 @@ def test_products_go_in_parts_only_where_there_are_processors_and_inputs_for_the
     found = left(256, 4096, 14336)
     assert found is not None and found.shape == (2, 256, 4096) and found.dtype == torch.float32
     assert left(129, 2048, 16384) is not None and left(65, 4096, 14336) is not None and counts == [2, 4, 2]
-    assert left(256, 448, 16384) is not None and counts.pop() == 8  # more parts would be too short
+    assert left(256, 448, 16384) is not None and counts.pop() == 4  # more parts would be too short
     assert left(80, 4096, 4096) is not None and counts.pop() == 2
-    assert left(256, 4096, 2048) is None  # parts too short
+    assert left(80, 4096, 2048) is None and left(256, 4096, 4096) is None  # parts too short
     assert left(256, 16384, 16384) is None  # tiles enough
     assert left(256, 4096, 4096 + 64 * 65) is None  # an odd number of slices
     assert left(257, 4096, 14336) is None and counts == [2, 4, 2]
