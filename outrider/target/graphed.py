@@ -41,12 +41,12 @@ def kernels() -> Any:
     """The Triton kernels, made when they are first asked for."""
     if find_spec("triton") is None:
         raise InputError("the runtime graphs needs triton; pip install triton, or use the runtime eager")
-    from outrider.target import graphed_kernels, graphed_projection, graphed_top, hopper_gated, tree_attention
+    from outrider.target import graphed_kernels, graphed_projection, graphed_top, hopper_product, tree_attention
 
     return SimpleNamespace(
         tree_attention=tree_attention.tree_attention, streams=graphed_projection.streams,
         project=graphed_projection.project, parts=graphed_projection.parts, rms_norm=graphed_kernels.rms_norm,
-        gate=graphed_kernels.gate, gated=hopper_gated.gated, store_rows=graphed_kernels.store_rows,
+        gate=graphed_kernels.gate, gated=hopper_product.gated, store_rows=graphed_kernels.store_rows,
         move_rows=graphed_kernels.move_rows, top=graphed_top.top, add_norm=graphed_kernels.add_norm,
         likeliest=graphed_kernels.likeliest,
     )  # fmt: skip

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.target import hopper_product
 from outrider.target.graphed_kernels import ask_for, rms_norm
 from outrider.target.graphed_launch import counters, hopper, launch, processors, shared_bytes
 from outrider.target.graphed_reference import Norm
@@ -104,7 +105,9 @@ def project(
 
 def parts(x: Tensor, weight: Tensor) -> Tensor | None:  # [P, ..., N] in float32
     """A product as parts that whoever reads it adds up, where that is the faster way."""
-    wide = _wide(x, [weight], ()) if streams(x, [weight]) else None
+    if not streams(x, [weight]):
+        return hopper_product.parts(x, weight)
+    wide = _wide(x, [weight], ())
     return None if wide is None else wide.parts(x, weight)
 
 

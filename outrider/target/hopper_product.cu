@@ -1,19 +1,21 @@
-// SiLU of one product of many rows times another: out[m, n] = silu(x[m] . first[n]) * (x[m] . second[n]), on Hopper.
+// Products of many rows on Hopper: out[part, m, n] = x[m] . weight[n] over a part of the inputs, in float32; or, GATED, SiLU of
+// one product times another: out[m, n] = silu(x[m] . first[n]) * (x[m] . second[n]).
 //
-// A block has 128 rows and, at a time, a tile of HALF weights of the first matrix and as many of the second. One thread asks
-// the copy engine for slices of the weights, another for slices of the rows; both lie in shared memory in rings. Two groups of
-// 128 threads multiply, 64 rows each. Of more than 128 rows two blocks have a half each and make up a cluster: one fetches
-// the first weights, the other the second, and the copy engine gives them to both.
-// Defined in front of this: CLUSTER, STAGES, DEPTH (of the ring of weights), HALF, and what depends on the kind of number:
-// multiply (64 rows by 2 * HALF weights), pair and times (two numbers at once), rounded.
+// A block has 128 rows and, at a time, a tile of WEIGHTS weights (GATED: half of them of each matrix) and a part of the
+// inputs. One thread asks the copy engine for slices of the weights, another for slices of the rows; both lie in shared memory
+// in rings. Two groups of 128 threads multiply, 64 rows each. Of more than 128 rows two blocks have a half each and make up a
+// cluster: each fetches half of the weights, and the copy engine gives them to both.
+// Defined in front of this: GATED, CLUSTER, STAGES, DEPTH (of the ring of weights), WEIGHTS, and what depends on the kind of
+// number: multiply (64 rows by WEIGHTS), pair and times (two numbers at once), rounded.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 struct alignas(64) Map { u64 opaque[16]; };  // CUtensorMap
 
 constexpr u32 SLICE = 64;  // inputs looked at together: 128 bytes of a row, which the copy engine interleaves in eights
-constexpr u32 ROWS = 128, GROUPS = 2, SUMS = HALF;  // each thread has one of 128 shares of 64 x 2 * HALF
-constexpr u32 ROW_BYTES = ROWS * SLICE * 2, HALF_BYTES = HALF * SLICE * 2, WEIGHT_BYTES = 2 * HALF_BYTES;
+constexpr u32 ROWS = 128, GROUPS = 2, SUMS = WEIGHTS / 2;  // each thread has one of 128 shares of 64 x WEIGHTS
+constexpr u32 ROW_BYTES = ROWS * SLICE * 2, WEIGHT_BYTES = WEIGHTS * SLICE * 2;
+constexpr u32 OUTPUTS = GATED ? WEIGHTS / 2 : WEIGHTS;  // of a tile
 constexpr unsigned short ALL = (1 << CLUSTER) - 1;
 
 __device__ __forceinline__ void arm(u32 bar, u32 arrivals) {
@@ -61,14 +63,40 @@ __device__ __forceinline__ void meet() {  // all threads of the cluster
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-extern "C" __global__ void __launch_bounds__(384, 1) gated(
-    const __grid_constant__ Map x, const __grid_constant__ Map first, const __grid_constant__ Map second, u32* out, u32 rows,
-    u32 width, u32 tiles, u32 steps) {
+// A thread's sums of one row: of every 8 weights two neighbours, the j-th eight's at sums[4 * j]; `column` is the first.
+__device__ __forceinline__ void write_gated(const float* sums, u32* out, u32 column, u32 width) {
+#pragma unroll
+    for (u32 j = 0; j < OUTPUTS / 8; j++) {
+        const float *one = sums + 4 * j, *other = one + SUMS / 2;  // the second product's lie half the sums further on
+        const u32 by = pair(silu(rounded(one[0])), silu(rounded(one[1])));
+        if (column + 8 * j < width) out[(column + 8 * j) / 2] = times(by, pair(other[0], other[1]));
+    }
+}
+
+// Neighbouring threads exchange two of each pair of eights, after which either has 16 bytes of one of them.
+__device__ __forceinline__ void write_part(const float* sums, float* out, u32 column, u32 width, bool there) {
+    const bool odd = column / 2 % 2;
+    const u32 at = odd ? column - 2 + 8 : column;
+#pragma unroll
+    for (u32 j = 0; j < OUTPUTS / 8; j += 2) {
+        const float *one = sums + 4 * j, *other = one + 4;
+        const float2 kept = odd ? make_float2(other[0], other[1]) : make_float2(one[0], one[1]);
+        const float2 given = odd ? make_float2(one[0], one[1]) : make_float2(other[0], other[1]);
+        const float2 got = make_float2(__shfl_xor_sync(~0u, given.x, 1), __shfl_xor_sync(~0u, given.y, 1));
+        const float2 low = odd ? got : kept, high = odd ? kept : got;
+        if (there && at + 8 * j < width) *(float4*)(out + at + 8 * j) = make_float4(low.x, low.y, high.x, high.y);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) product(
+    const __grid_constant__ Map x, const __grid_constant__ Map first, const __grid_constant__ Map second, void* out, u32 rows,
+    u32 width, u32 tiles, u32 parts, u32 steps) {
     extern __shared__ unsigned char room[];
     const u32 ring = ((u32)__cvta_generic_to_shared(room) + 1023) & ~1023u, weights = ring + STAGES * ROW_BYTES;
     const u32 full = weights + DEPTH * WEIGHT_BYTES, empty = full + 8 * STAGES;
     const u32 weights_full = empty + 8 * STAGES, weights_empty = weights_full + 8 * DEPTH;
     const u32 thread = threadIdx.x, begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+    const u32 turns = tiles * parts;
     if (thread == 0) {
         for (u32 s = 0; s < STAGES; s++) arm(full + 8 * s, 1), arm(empty + 8 * s, GROUPS);
         for (u32 s = 0; s < DEPTH; s++) arm(weights_full + 8 * s, 1), arm(weights_empty + 8 * s, CLUSTER * GROUPS);
@@ -79,29 +107,30 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
 
     if (thread == 0) {
         u32 stage = 0, parity = 1;
-        for (u32 tile = begin; tile < tiles; tile += stride)
+        for (u32 turn = begin; turn < turns; turn += stride)
             for (u32 step = 0; step < steps; step++) {
                 const u32 to = weights + stage * WEIGHT_BYTES, bar = weights_full + 8 * stage;
+                const u32 k = (turn / tiles * steps + step) * SLICE, row = turn % tiles * OUTPUTS;
                 wait(weights_empty + 8 * stage, parity);
                 expect(bar, WEIGHT_BYTES);
-                if (rank == 0) fetch_for_all(to, first, step * SLICE, tile * HALF, bar);
-                if (rank == CLUSTER - 1) fetch_for_all(to + HALF_BYTES, second, step * SLICE, tile * HALF, bar);
+                if (rank == 0) fetch_for_all(to, first, k, row, bar);
+                if (rank == CLUSTER - 1) fetch_for_all(to + WEIGHT_BYTES / 2, second, k, GATED ? row : row + WEIGHTS / 2, bar);
                 if (++stage == DEPTH) stage = 0, parity ^= 1;
             }
     } else if (thread == 32) {
         u32 stage = 0, parity = 1;
         asm volatile("griddepcontrol.wait;" ::: "memory");  // the launch before has written the rows
-        for (u32 tile = begin; tile < tiles; tile += stride)
+        for (u32 turn = begin; turn < turns; turn += stride)
             for (u32 step = 0; step < steps; step++) {
                 wait(empty + 8 * stage, parity);
                 expect(full + 8 * stage, ROW_BYTES);
-                fetch(ring + stage * ROW_BYTES, x, step * SLICE, rank * ROWS, full + 8 * stage);
+                fetch(ring + stage * ROW_BYTES, x, (turn / tiles * steps + step) * SLICE, rank * ROWS, full + 8 * stage);
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
     } else if (thread >= 128) {
         const u32 group = thread / 128 - 1, mine = thread % 128;
         u32 stage = 0, parity = 0, depth = 0, weights_parity = 0, used = 0, weights_used = 0;
-        for (u32 tile = begin; tile < tiles; tile += stride) {
+        for (u32 turn = begin; turn < turns; turn += stride) {
             float sums[SUMS];
 #pragma unroll
             for (u32 i = 0; i < SUMS; i++) sums[i] = 0.0f;
@@ -127,20 +156,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) gated(
 #pragma unroll
             for (u32 i = 0; i < SUMS; i++) asm volatile("" : "+f"(sums[i])::"memory");  // no use of them moves ahead of this
             give_back();
-            if (tile + stride >= tiles) asm volatile("griddepcontrol.launch_dependents;");
-            // Of every 8 weights a thread has two neighbours, of two rows; the second product's lie half the sums further on.
-            const u32 column = tile * HALF + mine % 4 * 2;
+            if (turn + stride >= turns) asm volatile("griddepcontrol.launch_dependents;");
+            const u32 column = turn % tiles * OUTPUTS + mine % 4 * 2;
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
                 const u32 row = rank * ROWS + group * 64 + mine / 32 * 16 + lower * 8 + mine % 32 / 4;
-                if (row >= rows) continue;
-#pragma unroll
-                for (u32 j = 0; j < HALF / 8; j++) {
-                    if (column + 8 * j >= width) continue;
-                    const float *one = sums + 4 * j + 2 * lower, *other = one + SUMS / 2;
-                    const u32 by = pair(silu(rounded(one[0])), silu(rounded(one[1])));
-                    out[((u64)row * width + column + 8 * j) / 2] = times(by, pair(other[0], other[1]));
-                }
+                const u64 to = ((u64)(turn / tiles) * rows + row) * width;
+                if (!GATED) write_part(sums + 2 * lower, (float*)out + to, column, width, row < rows);
+                else if (row < rows) write_gated(sums + 2 * lower, (u32*)out + to / 2, column, width);
             }
         }
     }
