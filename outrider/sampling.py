@@ -93,11 +93,6 @@ class History:
         """Whether anything besides temperature and truncation changes the row after `path`."""
         return self._always or self._too_short(path)
 
-    @property
-    def plain_argmax(self) -> bool:
-        """Whether from now on all that counts of any row is which logit is its largest."""
-        return self.params.greedy and not self.reshapes()
-
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """[V] processed logits after `path` (the tokens below the pending one), float32, banned ids at -inf.
 

@@ -80,7 +80,7 @@ class Running:
     @property
     def largest_only(self) -> bool:
         """Whether of each of the target's rows only the largest logit is looked at."""
-        return self.history.plain_argmax and self.params.logprobs is None
+        return self.params.greedy and self.params.logprobs is None and not self.history.reshapes()
 
     def room(self, max_rows: int) -> Budget:
         """How deep a tree can be useful: the path and the target's own token must fit what is left."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -377,51 +376,3 @@ def test_a_drafter_sees_the_scores_of_the_prefill_it_asked_for(engine: Engine, m
     want = model(torch.tensor([PROMPTS[0][:-1]])).logits[0].argmax(-1).tolist()
     assert [t for _, tokens, _ in seen for t in tokens] == PROMPTS[0][:-1]
     assert [a for _, _, argmax in seen for a in argmax] == want
-
-
-class Rounding(TransformersTarget):
-    """Tells nothing but the largest logit of each row wherever that is allowed."""
-
-    def verify(self, slots, trees, needs, known=None):
-        scores = super().verify(slots, trees, needs, known)
-        self.asked.append(needs.rounded)
-        if not needs.rounded:
-            return scores
-        largest = [own.logits == own.logits.amax(1, keepdim=True) for own in scores]
-        return [replace(s, logits=s.logits.where(own, -1e4)) for s, own in zip(scores, largest, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "allowed"),
-    [
-        ({}, {True}), ({"stop_token_ids": (4,)}, {True}), ({"logprobs": 2}, {False}),
-        ({"min_new_tokens": 9, "stop_token_ids": (60,)}, {True, False}),
-        ({"temperature": 0.8}, {False}), ({"repetition_penalty": 1.3}, {False}),
-        ({"frequency_penalty": 0.7}, {False}), ({"logit_bias": {5: 2.0}}, {False}), ({"bad_words": ((7,),)}, {False}),
-    ],
-)  # fmt: skip
-def test_logits_may_be_rounded_only_where_nothing_but_the_largest_is_looked_at(
-    model: LlamaForCausalLM, engine: Engine, changes: dict[str, object], allowed: set[bool]
-) -> None:
-    params = SamplingParams(max_new_tokens=20, seed=1, **changes)
-    want = run(engine, PROMPTS, params)
-    target = Rounding(model, max_slots=4)
-    target.asked = []
-    rounding = Engine(target, PLAIN, decode=_letters, strict=True)
-    for recipe in (PLAIN, forced(want, 0.6, 2)):
-        got = run(rounding, PROMPTS, params, recipe)
-        assert [g.token_ids for g in got] == [g.token_ids for g in want]
-        for mine, own in zip(got, want, strict=True):
-            assert [p.raw for p in mine.logprobs or ()] == pytest.approx([p.raw for p in own.logprobs or ()], abs=1e-4)
-    assert set(target.asked) == allowed
-
-
-def test_one_sampled_sequence_keeps_the_logits_of_its_whole_batch(model: LlamaForCausalLM, engine: Engine) -> None:
-    target = Rounding(model, max_slots=2)
-    target.asked = []
-    both = [SamplingParams(max_new_tokens=12), SamplingParams(max_new_tokens=8, temperature=0.9, seed=2)]
-    wants = [run(engine, PROMPTS[:1], own)[0].token_ids for own in both]
-    rounding = Engine(target, PLAIN, strict=True)
-    handles = [rounding.submit(PROMPTS[0], own, PLAIN) for own in both]
-    assert [h.result().token_ids for h in handles] == wants
-    assert target.asked == [False] * 8 + [True] * 4
