@@ -68,10 +68,10 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
     """Time the target. Changes nothing that stays: the slots it takes are given back. What does not fit is left out."""
-    fits = tuple(sorted({r for r in rows if 1 <= r <= target.max_rows}))
-    most = max(fits, default=0)
+    fits = tuple(sorted({r for r in rows if 1 <= r <= target.max_rows and _depth(r) < target.max_context - 1}))
     batches = tuple(sorted({b for b in batches if 1 <= b <= target.free_slots}))
-    contexts = tuple(sorted({min(c, target.max_context - most) for c in contexts if target.max_context > most}))
+    room = target.max_context - 1 - _depth(max(fits, default=1))  # tokens before a tree that ends with the context
+    contexts = tuple(sorted({min(c, room) for c in contexts}))
     if not (fits and batches and contexts and contexts[0] > 0):
         raise InputError("nothing to measure: the target has no free slot or no room; give it a larger cache")
     table = tuple(
@@ -118,7 +118,8 @@ def stored(
     identity = {
         "format": FORMAT, "model": model, "runtime": runtime, "device": _device(target.device),
         "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "rows": list(rows), "batches": list(batches), "contexts": list(contexts),
+        "rows": list(rows), "batches": list(batches),
+        "contexts": [min(context, target.max_context) for context in contexts],
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     path = (folder or user_cache_path("outrider") / "cost") / f"{key}.json"
@@ -149,6 +150,11 @@ def _tree(rows: int, vocabulary: int) -> TokenTree:
     """Each node with two children: as deep and as wide as drafts are."""
     nodes = np.arange(rows)
     return fixed(nodes % vocabulary, np.where(nodes > 0, (nodes - 1) // 2, -1))
+
+
+def _depth(rows: int) -> int:
+    """Of such a tree."""
+    return rows.bit_length() - 1
 
 
 def _now(target: Target, clock: Callable[[], float]) -> float:

@@ -1,22 +1,20 @@
 """Adapter: puts a `Pass` through a transformers model, and finds out how that model wants it.
 
 Models that ask transformers' registry for their attention get ours, switched on around the forward only. Models with
-attention code of their own keep it and are handed the mask; where such a model derives a position bias (ALiBi) from a
-padding mask, the bias is built for positions by depth instead. On a CPU its linear layers multiply by packed copies of
-their weights. Its code, weights and settings stay as they were.
+attention code of their own keep it and are handed the mask. What a model derives from storage order instead of
+`position_ids` it gets by depth (`positions.py`). On a CPU its linear layers multiply by packed copies of their weights.
+Its code, weights and settings stay as they were.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers.cache_utils import Cache
 
 import outrider.target.attention  # noqa: F401  (registers our attention)
@@ -24,8 +22,8 @@ from outrider.errors import UnsupportedModel
 from outrider.target.cache import LayerShape, ShapeRecorder
 from outrider.target.packed import PackedLinears
 from outrider.target.passes import NAME, Pass, chain_block, running
-
-BIAS = "build_alibi_tensor"  # the function of a model's module that turns a padding mask into a position bias
+from outrider.target.positions import TableEnds, by_depth, own_windows, stand_ins
+from outrider.target.support import first_line, plain_logits
 
 
 class Adapter:
@@ -37,6 +35,8 @@ class Adapter:
         self.configs = attention_configs(model)
         self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.own_attention = False
+        self.stand_ins = stand_ins(model)
+        self.positions: int | None = None  # rows of a table of positions, where the model has one
         self._linears = PackedLinears(model)
         self.shapes, self.vocab_size = self._probe()
 
@@ -48,17 +48,29 @@ class Adapter:
         for self.own_attention in (False, True):
             current, recorder = Pass([chain_block(0, 0, tokens)], self.dtype, self.device), ShapeRecorder()
             try:
-                out = self(current, recorder, logits=True, hidden=False)
+                with TableEnds() as tables:
+                    out = self(current, recorder, logits=True, hidden=False)
             except Exception as error:
                 if self.own_attention:
-                    raise UnsupportedModel(f"{name} does not run with a cache of our own: {error}") from error
+                    plain_logits(self.model, current.input_ids)
+                    raise UnsupportedModel(
+                        f"{name} takes neither our attention nor a cache and a mask of ours ({first_line(error)})"
+                    ) from error
                 continue
             if current.attended or self.own_attention:
                 break
         if not recorder.shapes or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
             raise UnsupportedModel(f"{name} does not keep its state in a key/value cache; this runtime needs one")
-        if self.own_attention and any(v and _names_a_window(k) for k, v in vars(self.model.config).items()):
+        if recorder.rows != {len(tokens)}:
+            stored = max(recorder.rows)
+            raise UnsupportedModel(
+                f"{name} stores {stored} rows for {len(tokens)} tokens: it puts rows of its own beside the text, and "
+                "this runtime keeps one row a token"
+            )
+        windowed = any(v and _names_a_window(k) for k, v in vars(self.model.config).items())
+        if self.own_attention and windowed and not any(own_windows(self.model)):
             raise UnsupportedModel(f"{name} has windows in attention code of its own; this runtime cannot honour them")
+        self.positions = min(tables.ends, default=None)
         return [recorder.shapes[i] for i in range(len(recorder.shapes))], out.logits.shape[-1]
 
     def __call__(self, current: Pass, cache: Cache, *, logits: bool, hidden: bool) -> Any:
@@ -70,8 +82,8 @@ class Adapter:
             options["logits_to_keep"] = 1
         if self.own_attention:
             options["attention_mask"] = current.explicit_mask
-        attention = self._biased(current) if self.own_attention else switched(self.configs, NAME)
-        with running(current), self._linears.active(), attention:
+        attention = nullcontext() if self.own_attention else switched(self.configs, NAME)
+        with running(current), self._linears.active(), attention, by_depth(self.stand_ins, current):
             return self.model(
                 input_ids=current.input_ids,
                 position_ids=current.positions,
@@ -80,27 +92,6 @@ class Adapter:
                 return_dict=True,
                 **options,
             )
-
-    @contextmanager
-    def _biased(self, current: Pass) -> Iterator[None]:
-        """The model's own position bias, read at each key's position by depth, for the duration of a forward."""
-        module = sys.modules[type(self.model).__module__]
-        build = getattr(module, BIAS, None)
-        if build is None:
-            yield
-            return
-
-        def by_depth(mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-            positions = current.key_positions  # [B, L]
-            plain = torch.ones((1, int(positions.max()) + 1), dtype=torch.long, device=positions.device)
-            bias = build(plain, num_heads, dtype)  # [heads, 1, positions]
-            return bias[:, 0, positions].transpose(0, 1).reshape(-1, 1, positions.shape[1])  # [B * heads, 1, L]
-
-        setattr(module, BIAS, by_depth)
-        try:
-            yield
-        finally:
-            setattr(module, BIAS, build)
 
 
 ATTENTION = "_attn_implementation_internal"  # where a config keeps the name, past the setter that walks sub-configs

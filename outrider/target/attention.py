@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from outrider.target.passes import NAME, current_pass
+from outrider.target.passes import NAME, QUERY_SCALE, current_pass
 
 
 def attend(
@@ -21,7 +21,7 @@ def attend(
     query: Tensor,  # [B, Hq, R, D]
     key: Tensor,  # [B, Hk, L, D]
     value: Tensor,  # [B, Hk, L, Dv]
-    attention_mask: Tensor | None,  # additive [B, 1, R, L]
+    attention_mask: Tensor | None,  # additive [B, 1 or Hq, R, L]
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -30,6 +30,8 @@ def attend(
     current = current_pass()
     if current is not None:
         current.attended += 1
+    if (factors := module.__dict__.get(QUERY_SCALE)) is not None:
+        query = (query * factors).to(query.dtype)
     batch, heads, rows, dim = query.shape
     group = heads // key.shape[1]
     query = query.reshape(batch, key.shape[1], group * rows, dim)  # head h reads key head h // group
@@ -37,10 +39,12 @@ def attend(
         out = _by_hand(query, key, value, attention_mask, dim**-0.5 if scaling is None else scaling, softcap, s_aux)
     else:
         mask = attention_mask
-        if mask is not None and group > 1:
+        if mask is not None and mask.shape[1] > 1:  # a head its own
+            mask = mask.reshape(batch, key.shape[1], group * rows, -1)
+        elif mask is not None and group > 1:
             mask = mask.repeat(1, 1, group, 1) if current is None else current.folded(mask, group)
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, rows, -1).transpose(1, 2), None
+    return out.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None  # some models take views of it
 
 
 def _by_hand(
@@ -53,7 +57,8 @@ def _by_hand(
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         grouped = scores.view(batch, key_heads, -1, mask.shape[2], scores.shape[-1])  # [B, Hk, G, R, L]
-        scores = (grouped + mask[:, :, None]).view_as(scores)
+        by_head = mask.view(batch, key_heads, -1, *mask.shape[2:]) if mask.shape[1] > 1 else mask[:, :, None]
+        scores = (grouped + by_head).view_as(scores)
     if sinks is None:
         weights = scores.softmax(-1)
     else:  # a sink is a key without a value: it takes weight and gives nothing

@@ -40,11 +40,13 @@ class ShapeRecorder(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.shapes: dict[int, LayerShape] = {}
+        self.rows: set[int] = set()  # stored by a layer
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         heads, key_dim, value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+        self.rows.add(key_states.shape[2])
         self.shapes[layer_idx] = LayerShape(heads, key_dim, value_dim, key_states.dtype, key_states.device)
         return key_states, value_states
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from outrider.target.cache import SlotCache
 from outrider.target.passes import Block, Pass, chain_block
 from outrider.target.selftest import self_check
 from outrider.target.support import TESTED, context_limit, refuse_unsupported
+from outrider.target.thresholds import moved_near
 from outrider.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 class TransformersTarget:
     runtime = "eager"
+    tested = TESTED  # types of models that need no check at load
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class TransformersTarget:
         self._free = list(range(slots))
         self._lengths = [0] * slots
         self._touched = [0] * slots  # rows of the cache that may hold something
-        if self_test or (self_test is None and self._adapter.model_type not in TESTED):
+        if self_test or (self_test is None and self._adapter.model_type not in self.tested):
             self_check(self)
 
     # What a runtime that keeps these slots and steps brings of its own: these two, and `_run`
@@ -65,9 +68,22 @@ class TransformersTarget:
     def _allocate(self, slots: int) -> Any:
         return SlotCache(self._adapter.shapes, slots, self.max_context + self.max_rows)
 
+    @contextmanager
+    def thresholds_near(self, *, masks_only: bool = False) -> Iterator[list[str]]:
+        """For a check: the model, and what this runtime took from it, with its late thresholds moved near."""
+        before = self.max_context
+        with moved_near(self.model, before, masks_only=masks_only) as moved:
+            try:
+                self.max_context = min(before, context_limit(self.model.config)[0])
+                yield moved
+            finally:
+                self.max_context = before
+
     def _bound(self, max_slots: int, max_context: int | None, cache_bytes: int) -> tuple[int, int]:
         """Context and slots within `cache_bytes`: fewer slots first, then less context."""
         limit, reason = context_limit(self.model.config)
+        if self._adapter.positions is not None and self._adapter.positions < limit:
+            limit, reason = self._adapter.positions, "the model's table of positions ends there"
         context = limit if max_context is None else min(max_context, limit)
         if max_context is not None and max_context > limit:
             log.warning("max_context %d is cut to %d: %s", max_context, limit, reason)

@@ -247,7 +247,7 @@ class Fusion:
             kind = type(module)
             if "RMSNorm" in kind.__name__ and kind not in known:
                 known[kind] = _usual(module)
-            if known.get(kind):
+            if known.get(kind) and getattr(module, "weight", None) is not None:
                 self._forwards.append((module.__dict__, _normed(module, ops)))
         self._turns = [(m, getattr(m, ROTARY)) for m in _modelings(model) if _turns_as_usual(getattr(m, ROTARY))]
 

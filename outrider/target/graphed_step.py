@@ -42,6 +42,7 @@ class Step:
 
     def __init__(self, cache: SlotCache, ops: Any, batch: int, rows: int, device: torch.device, top: int = 0) -> None:
         self.cache, self.ops, self.batch, self.rows, self.top = cache, ops, batch, rows, top
+        self.stored = {id(tensor) for layer in range(len(cache)) for tensor in cache.layer(layer)}
         self.windows: dict[int, int] = {}  # id of the mask that a layer type gets -> its window
         self._masks: list[Tensor] = []  # keeps those ids alive
         self._waiting: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # a layer's rows, its cache: not stored yet
@@ -239,6 +240,8 @@ def _attend(
     scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     step = _now[-1]
+    if not {id(key), id(value)} <= step.stored:
+        raise UnsupportedModel("its cache holds no keys and values but what they are made of, which cannot be recorded")
     query, rotary = turned(query)
     window = None if attention_mask is None else step.windows[id(attention_mask)]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -14,6 +14,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from outrider.target.openvino_rows import Steady, padded
 from outrider.target.packed import available, saturates
 from outrider.target.passes import Block
 from outrider.target.progress import tracked
+from outrider.target.support import TESTED_GRAPHS
 from outrider.tree import fixed
 
 log = logging.getLogger("outrider")
@@ -41,6 +44,7 @@ CHUNK = BLOCK  # rows of a prefill: a block's worth, so that they count in one o
 class OpenVINOTarget(TransformersTarget):
     runtime = "openvino"
     own_threads = True  # other than torch's
+    tested = TESTED_GRAPHS
 
     def __init__(
         self, model: Any, graph: Any, *, precision: str = "float32", profile: bool = False, **limits: Any
@@ -103,6 +107,18 @@ class OpenVINOTarget(TransformersTarget):
 
     def _adapt(self, model: Any) -> Traits:
         return traits(model)
+
+    @contextmanager
+    def thresholds_near(self, *, masks_only: bool = True) -> Iterator[list[str]]:
+        """Masks are made beside the graph; all else is in it as it was."""
+        before = self._adapter
+        with super().thresholds_near(masks_only=masks_only) as moved:
+            try:
+                if moved:
+                    self._adapter = replace(before, rules=traits(self.model).rules)
+                yield moved
+            finally:
+                self._adapter = before
 
     def _allocate(self, slots: int) -> RowCache:
         return RowCache(self._adapter, slots)

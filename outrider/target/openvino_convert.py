@@ -28,6 +28,7 @@ from outrider.target.cache import LayerShape, ShapeRecorder
 from outrider.target.openvino_quiet import quiet_conversion
 from outrider.target.passes import NAME as EAGER
 from outrider.target.passes import current_pass, running
+from outrider.target.positions import stand_ins
 
 NAME = "outrider-openvino"  # of the traced attention in transformers' registries
 GRAPH = "graph.xml"
@@ -75,6 +76,7 @@ class Traits:
     rules: list[Rule]  # of the masks that the model asks for, in its order
     hidden: int  # hidden states that it gives
     trims: bool  # whether it can leave out rows before the vocabulary
+    positions: int | None = None  # rows of a table of positions, where one was found
 
     @property
     def groups(self) -> list[list[int]]:
@@ -140,6 +142,11 @@ def traits(model: Any) -> Traits:
     if not layers or sorted(recorder.shapes) != list(range(layers)) or listener.attended != layers:
         raise UnsupportedModel(
             f"{name} has attention or caches of its own, which this runtime cannot run; use runtime eager"
+        )
+    if by_storage := {s.what for s in stand_ins(model)}:
+        raise UnsupportedModel(
+            f"{name} takes positions from storage order ({', '.join(sorted(by_storage))}), which a graph of this "
+            "runtime cannot; use runtime eager"
         )
     return Traits(
         text.model_type, model.device, model.dtype, out.logits.shape[-1], [recorder.shapes[i] for i in range(layers)],

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 NAME = "outrider"  # of our attention and mask functions in transformers' registries
+QUERY_SCALE = "outrider_query_scale"  # where an attention layer holds factors of its queries, [B, 1, R, 1]
 
 
 @dataclass(frozen=True, slots=True)

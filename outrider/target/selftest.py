@@ -1,6 +1,8 @@
-"""The check at load: a small tree through the runtime against the unmodified model, so that any causal LM is safe.
+"""The check at load: small trees through the runtime against the unmodified model, so that any causal LM is safe.
 
-Cheap: one prefill, one tree of six nodes, one forward without a cache. Knows nothing about the architecture.
+Cheap: one prefill, one tree of six nodes behind each of two texts of unequal length, one forward without a cache.
+Knows nothing about the architecture. What would begin late in a text (a window, temperature tuning, the switch of a
+rope) is moved near for the time of the check, so that these few tokens meet it.
 """
 
 from __future__ import annotations
@@ -12,28 +14,45 @@ import torch
 
 from outrider.errors import UnsupportedModel
 from outrider.protocols import Needs
+from outrider.target.support import first_line, plain_logits
 from outrider.tree import fixed
 
 if TYPE_CHECKING:
     from outrider.target.eager import TransformersTarget
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the largest
+LONG, SHORT = 20, 4  # tokens of the two texts: past the end of the context where a runtime did not see that end
 
 
-@torch.inference_mode()
 def self_check(target: TransformersTarget, tolerance: float | None = None) -> None:
     """Raise `UnsupportedModel` naming the difference if the trees' logits are not those of plain forwards.
 
     `tolerance` is a share of the largest logit; None: that of the model's dtype.
     """
+    with target.thresholds_near() as moved:
+        worst = _largest_difference(target)
+    if not worst <= (tolerance or TOLERANCE.get(target.model.dtype, 1e-1)):
+        remedy = "" if target.runtime == "eager" else "; use runtime eager"
+        late = f", with {', '.join(moved)} reached" if moved else ""
+        raise UnsupportedModel(
+            f"{type(target.model).__name__} scores a tree differently from plain forwards (largest difference "
+            f"{worst:.1e} of the largest logit{late}); this runtime cannot run it exactly{remedy}"
+        )
+
+
+@torch.inference_mode()
+def _largest_difference(target: TransformersTarget) -> float:
+    """As a share of the largest logit."""
     name = type(target.model).__name__
     rng = np.random.default_rng(0)
-    tree = fixed(rng.integers(0, target.vocab_size, 7), np.array([-1, 0, 0, 1, 2, 2, 4]))
-    leaves = [3, 5, 6]
-    slots = [target.acquire() for _ in range(min(2, target.free_slots))]  # two of different lengths where there is room
-    prompts = [
-        [*rng.integers(0, target.vocab_size, 4 + 3 * i).tolist(), int(tree.tokens[0])] for i in range(len(slots))
-    ]
+    context = min(LONG, target.max_context)
+    whole = fixed(rng.integers(0, target.vocab_size, 7), np.array([-1, 0, 0, 1, 2, 2, 4]))
+    tree = whole.keep(range(min(target.max_rows, int((whole.depths < context).sum()))))  # a small runtime: less of it
+    leaves = sorted({*range(len(tree))} - {*tree.parents.tolist()})
+    room = context - tree.depth
+    slots = [target.acquire() for _ in range(min(2, target.free_slots))]
+    lengths = [room, min(SHORT, room)][: len(slots)]
+    prompts = [[*rng.integers(0, target.vocab_size, n - 1).tolist(), int(tree.tokens[0])] for n in lengths]
     texts = [prompt + tree.path_tokens(leaf) for prompt in prompts for leaf in leaves]
     width = max(map(len, texts))  # padding on the right is invisible to what stands before it
     batch = torch.tensor([t + [0] * (width - len(t)) for t in texts], device=target.device)
@@ -41,22 +60,19 @@ def self_check(target: TransformersTarget, tolerance: float | None = None) -> No
         for _ in target.prefill(slots, prompts, Needs()):
             pass
         scores = target.verify(slots, [tree] * len(slots), Needs())
-        plain = target.model(input_ids=batch, use_cache=False, return_dict=True).logits.float()
     except Exception as error:
-        raise UnsupportedModel(f"{name} does not run as a tree in this runtime: {error}") from error
+        plain_logits(target.model, batch)
+        raise UnsupportedModel(
+            f"{name} does not take its keys, masks or positions as this runtime hands them over ({first_line(error)})"
+        ) from error
     finally:
         for slot in slots:
             target.release(slot)
+    plain = plain_logits(target.model, batch).float()  # last: a rope that switches late has met the prompt first
     differences = []
     for row, want in enumerate(plain):
         which, path = row // len(leaves), [0, *tree.path(leaves[row % len(leaves)])]
         logits, start = scores[which].logits, len(prompts[which]) - 1
         assert logits is not None
         differences.append((logits[path].float() - want[start : start + len(path)]).abs().max())
-    worst = (torch.stack(differences).max() / plain.abs().max()).item()
-    if not worst <= (tolerance or TOLERANCE.get(target.model.dtype, 1e-1)):
-        remedy = "" if target.runtime == "eager" else "; use runtime eager"
-        raise UnsupportedModel(
-            f"{name} scores a tree differently from plain forwards (largest difference {worst:.1e} of the largest "
-            f"logit); this runtime cannot run it exactly{remedy}"
-        )
+    return (torch.stack(differences).max() / plain.abs().max()).item()

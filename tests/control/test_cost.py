@@ -59,10 +59,19 @@ def test_a_slow_spell_at_one_size_does_not_make_more_rows_cheaper() -> None:
 def test_sizes_that_do_not_fit_are_left_out_and_nothing_left_is_an_error() -> None:
     target = Slow(ToyLM(5), slots=2, max_context=30, max_rows=8)
     curve = measure(target, (1, 4, 8, 16), (1, 2, 4), (10, 500), repeats=1)
-    assert curve.rows == (1, 4, 8) and curve.batches == (1, 2) and curve.contexts == (10, 22)
+    assert curve.rows == (1, 4, 8) and curve.batches == (1, 2) and curve.contexts == (10, 26)  # and a tree of depth 3
     target.acquire(), target.acquire()
     with pytest.raises(InputError, match="no free slot"):
         measure(target)
+
+
+@pytest.mark.parametrize(("context", "rows"), [(64, 64), (32, 64), (6, 24), (2, 1)])
+def test_a_short_context_is_measured_with_what_fits_into_it(context: int, rows: int) -> None:
+    target = Slow(ToyLM(5), slots=1, max_context=context)
+    curve = measure(target, repeats=1, clock=target.clock)
+    assert max(curve.rows) == rows
+    assert curve.contexts == (context - 1 - (rows.bit_length() - 1),)
+    assert curve.seconds(1) > 0
 
 
 def test_slots_are_given_back_when_the_target_fails() -> None:

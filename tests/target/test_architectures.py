@@ -76,7 +76,68 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt-oss": ("GptOss", {"head_dim": 8, **EXPERTS, **LOCAL_AND_GLOBAL}),
 }  # fmt: skip
-WINDOWED = [name for name, (_, extra) in ZOO.items() if "sliding_window" in extra]
+
+# As above, walked more briefly: architectures that only the eager runtime is tested with.
+FEW_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ROUTED = {**FEW_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2,
+          "topk_group": 1}  # fmt: skip
+LATENT = {**ROUTED, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+          "v_head_dim": 12, "num_key_value_heads": 4}  # fmt: skip
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+BART = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "init_std": 0.3,
+        "is_decoder": True, "is_encoder_decoder": False}  # fmt: skip
+GPT_NEO = {"num_layers": 2, "num_heads": 4, "window_size": WINDOW}
+MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT}
+TEMPERATURE = {  # its rows change at every fifth position, those without rotary positions
+    "head_dim": 8, "intermediate_size_mlp": 40, "num_local_experts": 4, "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": WINDOW, "attn_temperature_tuning": True, "floor_scale": 5, "attn_scale": 2.0,
+}  # fmt: skip
+SHARED_KEYS = {
+    "head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 8,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+}  # fmt: skip
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("Apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "arcee": ("Arcee", {}),
+    "bart": ("Bart", BART),
+    "biogpt": ("BioGpt", {}),
+    "bloom": ("Bloom", {"n_head": 4, "n_layer": 2, "max_position_embeddings": CONTEXT}),
+    "codegen": ("CodeGen", {**GPT, "n_ctx": CONTEXT, "rotary_dim": 4}),
+    "deepseek-v2": ("DeepseekV2", {**LATENT, "topk_method": "group_limited_greedy"}),
+    "deepseek-v3": ("DeepseekV3", LATENT),
+    "dots1": ("Dots1", {**ROUTED, "head_dim": 8, **LOCAL_AND_GLOBAL}),
+    "ernie4-5": ("Ernie4_5", {}),
+    "ernie4-5-moe": (
+        "Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 1},
+    ),
+    "exaone4": ("Exaone4", LOCAL_AND_GLOBAL),
+    "gemma3n": ("Gemma3n", SHARED_KEYS),
+    "glm4": ("Glm4", {"head_dim": 8}),
+    "gpt-neo": ("GPTNeo", {**GPT_NEO, "attention_types": [[["global"], 2]]}),
+    "gpt-neo-local": ("GPTNeo", {**GPT_NEO, "attention_types": [[["global", "local"], 1]]}),
+    "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
+    "helium": ("Helium", {"head_dim": 8}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 8}),
+    "llama4": ("Llama4", TEMPERATURE),
+    "mpt": ("Mpt", MPT),
+    "mpt-without-alibi": ("Mpt", {**MPT, "attn_config": {"alibi": False}}),
+    "nemotron": ("Nemotron", {}),
+    "olmo3": ("Olmo3", LOCAL_AND_GLOBAL),
+    "persimmon": ("Persimmon", {}),
+    "phi": ("Phi", {}),
+    "qwen2-moe": ("Qwen2Moe", {**FEW_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 24}),
+    "roformer": ("RoFormer", {"is_decoder": True, "embedding_size": 32}),
+    "seed-oss": ("SeedOss", {"head_dim": 8}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "stablelm": ("StableLm", {}),
+    "starcoder2-window": ("Starcoder2", {"sliding_window": WINDOW}),
+    "xglm": ("XGLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 40, "init_std": 0.3}),
+}  # fmt: skip
+WINDOWED = [
+    name for name, (_, extra) in {**ZOO, **MORE}.items() if {"sliding_window", "attention_chunk_size"} & extra.keys()
+]
 
 # A seed does not get simpler by shrinking.
 QUICK = settings(
@@ -89,8 +150,9 @@ QUICK = settings(
 
 @cache
 def build(name: str) -> Any:
-    kind, extra = ZOO[name]
-    config_class = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")
+    kind, extra = {**ZOO, **MORE}[name]
+    text_only = kind in ("Gemma3", "Gemma3n", "Llama4")
+    config_class = getattr(transformers, f"{kind}TextConfig" if text_only else f"{kind}Config")
     model_class = getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")
     torch.manual_seed(0)
     model = model_class(config_class(**{**COMMON, **extra})).eval()
@@ -180,8 +242,14 @@ def test_single_sequence_equals_independent_forwards(name: str, seed: int, chunk
     assert walk(build(name), batch=1, seed=seed, steps=20, chunk=chunk) < 1e-4
 
 
+@pytest.mark.parametrize("name", MORE)
+def test_more_architectures_equal_independent_forwards(name: str) -> None:
+    assert walk(build(name), batch=5, seed=1, steps=16, chunk=13) < 1e-4
+    assert walk(build(name), batch=1, seed=2, steps=8, chunk=64) < 1e-4
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [*ZOO, *MORE])
 @settings(QUICK, max_examples=30, derandomize=False)
 @given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64), batch=st.integers(1, 6), nodes=st.integers(0, 24))
 def test_many_random_walks(name: str, seed: int, chunk: int, batch: int, nodes: int) -> None:
@@ -201,14 +269,14 @@ def seeing_siblings(*args: Any) -> Block:
     return replace(block, sees=np.tri(len(block.tokens), dtype=bool)[block.done :])
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [*ZOO, *MORE])
 @pytest.mark.parametrize("bug", [by_storage_order, seeing_siblings])
 def test_wrong_rows_are_caught(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "Block", bug)
     assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", [*ZOO, *MORE])
 def test_stale_cache_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "move", lambda *_: None)
     assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 pytest.importorskip("openvino", reason="the extra outrider[openvino] is not installed")
 
@@ -15,6 +15,7 @@ from outrider import conversions, runtimes
 from outrider.conversions import openvino_graph
 from outrider.errors import UnsupportedModel
 from outrider.models.load import fingerprint
+from outrider.target.eager import TransformersTarget
 from outrider.target.openvino import OpenVINOTarget
 from outrider.target.openvino_convert import PRECISIONS, trace, traits
 from tests.target import test_architectures as zoo
@@ -24,6 +25,18 @@ from tests.target.test_openvino import small_llama, small_llama_graphs
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_a_late_window_is_met_by_the_check_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(**{**zoo.COMMON, "max_position_embeddings": 500, "sliding_window": 300})
+    windowed = MistralForCausalLM(config).eval()
+    graph = trace(windowed, traits(windowed))
+    before = OpenVINOTarget(windowed, graph, max_slots=2, self_test=True)._adapter.rules
+    assert [size for _, size in before] == [300] and windowed.config.sliding_window == 300
+    monkeypatch.setattr(OpenVINOTarget, "thresholds_near", TransformersTarget.thresholds_near)  # the graph's masks stay
+    with pytest.raises(UnsupportedModel, match="sliding_window 300 reached.*use runtime eager"):
+        OpenVINOTarget(windowed, graph, max_slots=2, self_test=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +49,8 @@ def test_what_cannot_be_converted_is_refused_with_the_way_out() -> None:
         traits(zoo.build("mixtral"))
     with pytest.raises(UnsupportedModel, match="runtime eager"):
         traits(zoo.build("falcon-alibi"))
+    with pytest.raises(UnsupportedModel, match=r"storage order \(a table of positions.*runtime eager"):
+        traits(zoo.build("bart"))
     with pytest.raises(UnsupportedModel, match="dtype='float32'"):
         traits(LlamaForCausalLM(LlamaConfig(**zoo.COMMON)).eval().bfloat16())
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.errors import InputError, OutriderError, UnsupportedModel
 from outrider.protocols import Needs, Scores
-from outrider.target import eager
+from outrider.target import eager, support
 from outrider.target.eager import TransformersTarget
 from outrider.target.support import context_limit
 from outrider.tree import TokenTree, chain, fixed, root
@@ -229,6 +229,25 @@ def test_context_ends_where_rope_would_change() -> None:
     assert context_limit(LlamaConfig(**SMALL))[0] == CONTEXT
 
 
+@pytest.mark.parametrize("name", ["max_target_positions", "n_ctx", "max_seq_length", "max_decoder_position_embeddings"])
+def test_the_context_ends_where_the_configuration_says_by_any_name(name: str) -> None:
+    assert context_limit(transformers.PreTrainedConfig(**{name: CONTEXT})) == (
+        CONTEXT, "the model's positions end there",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "OPT", "Bart"])
+def test_the_context_ends_with_a_table_of_positions_that_no_setting_names(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "LIMITS", ())
+    options = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "is_encoder_decoder": False}
+    model = small(kind, head="LMHeadModel" if kind == "GPT2" else "ForCausalLM", **options)
+    target = TransformersTarget(model, max_slots=1, max_rows=4)
+    assert target.max_context == CONTEXT
+    logits(target, open_slot(target, [1] * CONTEXT), root(1))
+
+
 # The caller's model
 
 
@@ -266,6 +285,14 @@ def test_a_model_in_training_mode_is_refused(model: LlamaForCausalLM) -> None:
 # Refusals and the check at load
 
 
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 4, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+    "attn_implementation": "eager",
+}  # fmt: skip
+INDEXED = {**LATENT, "num_key_value_heads": 4, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
+
+
 @pytest.mark.parametrize(
     ("kind", "head", "extra", "sentence"),
     [
@@ -277,11 +304,10 @@ def test_a_model_in_training_mode_is_refused(model: LlamaForCausalLM) -> None:
         ("GPT2", "LMHeadModel", {"add_cross_attention": True}, "cross-attention"),
         ("Llama", "Model", {}, "no language-model head"),
         ("Bert", "LMHeadModel", {"is_decoder": False}, "differently from plain forwards"),
-        ("Mpt", "ForCausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "differently from plain forwards"),
-        (
-            "GPTNeo", "ForCausalLM", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4},
-            "windows in attention code of its own",
-        ),
+        ("Roberta", "ForCausalLM", {"is_decoder": True}, "counts positions from its padding id"),
+        ("OpenAIGPT", "LMHeadModel", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "takes no key/value cache"),
+        ("CpmAnt", "ForCausalLM", {"dim_head": 8, "dim_ff": 40}, "stores 34 rows for 2 tokens"),
+        ("DeepseekV32", "ForCausalLM", INDEXED, r"sparse attention \(indexed_attention\): .* index keys"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_refused_with_a_sentence(kind: str, head: str, extra: Any, sentence: str) -> None:
@@ -289,9 +315,16 @@ def test_what_cannot_be_right_is_refused_with_a_sentence(kind: str, head: str, e
     with pytest.raises(UnsupportedModel, match=sentence) as caught:
         TransformersTarget(model)
     assert "\n" not in str(caught.value)
+    assert "recurrent" in sentence or "recurrent" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["Bloom", "Starcoder2", "StableLm"])
+def test_a_model_that_does_not_run_by_itself_is_refused_for_that() -> None:
+    model = small("DeepseekV3", **LATENT, num_key_value_heads=2)  # four heads of queries need as many keys there
+    with pytest.raises(UnsupportedModel, match="does not run by itself either: a plain forward of 20 tokens"):
+        TransformersTarget(model, self_test=True)
+
+
+@pytest.mark.parametrize("kind", ["Glm", "Olmo", "Jais2"])
 def test_an_architecture_nobody_named_is_checked_and_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     check = eager.self_check
