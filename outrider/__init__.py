@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from outrider.api import Outrider, load
     from outrider.dropin import generate
     from outrider.generation import FinishReason, Generation, Stats
-    from outrider.sampling import SamplingParams
+    from outrider.params import SamplingArguments, SamplingParams
 
 __all__ = [
     "FinishReason",
     "Generation",
     "Outrider",
     "OutriderError",
+    "SamplingArguments",
     "SamplingParams",
     "Stats",
     "__version__",
@@ -36,7 +37,8 @@ _HOMES = {
     "FinishReason": "outrider.generation",
     "Generation": "outrider.generation",
     "Stats": "outrider.generation",
-    "SamplingParams": "outrider.sampling",
+    "SamplingArguments": "outrider.params",
+    "SamplingParams": "outrider.params",
 }
 
 

@@ -6,24 +6,26 @@ Thin on purpose: encoding, chat templates, streaming and choice of method; every
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, Unpack
 
 from outrider import methods, runtimes
 from outrider.constrain.style import STRENGTH, Style
 from outrider.engine import Engine, Handle
 from outrider.errors import InputError
 from outrider.generation import Generation
+from outrider.inputs import Message, Prompt, checked_messages, checked_text, items_of, prompt_list, token_ids
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
+from outrider.params import SamplingArguments, SamplingParams
 from outrider.protocols import Constraint, Needs, Prepares, Recipe, Target
-from outrider.sampling import SamplingParams
 from outrider.text import token_decoder
 
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int]
+Result = TypeVar("Result")
 
 
 def load(
@@ -46,12 +48,15 @@ def load(
 ) -> Outrider:
     """Make a model ready to generate with a method.
 
-    `model` is the embedded "smollm2", a hub id, a folder, a .gguf file or a loaded transformers model. `options` are
-    the method's own (`outrider methods` lists them). `max_slots` sequences run at once and the rest wait; the cache is
-    bounded by them, by `max_context` positions a sequence and by `cache_bytes`. `strict` raises a drafter's error
-    instead of going on without it. `memory` is a file in which drafters that learn find what they learnt before, and
-    leave it on `close`. `runtime` names what runs the model (`outrider doctor` lists them) and `precision` the form of
-    its weights, where the runtime has several.
+    `model` is the embedded "smollm2" (the default), a hub id, a folder, a .gguf file or a loaded transformers model;
+    `method` ("mix") and its `options` are as `outrider methods` lists them. `tokenizer`, `device`, `dtype`, `revision`
+    and `trust_remote_code` (False) are for loading.
+
+    `max_slots` (8) sequences run at once and the rest wait. The cache is bounded by them, by `max_context` tokens a
+    sequence (None: as many as the model can) and by `cache_bytes` (4 GiB). `strict` (False) raises a drafter's error
+    instead of going on without it. `memory` (None) is a file in which drafters that learn find what they learnt before,
+    and leave it on `close`. `runtime` ("auto") names what runs the model (`outrider doctor` lists them) and `precision`
+    the form of its weights, where the runtime has several (None: as the model has them).
     """
     methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
     runtimes.check(runtime, precision)
@@ -95,7 +100,8 @@ class Outrider:
         self.engine = Engine(
             self.target, self._recipes[method], eos_ids=loaded.eos_ids, decode=decode, strict=strict
         )  # fmt: skip
-        self._async_turn = asyncio.Lock()
+        # All async work in one thread: steps wait for each other whichever event loop asked for them.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider")
 
     @property
     def tokenizer(self) -> Any:
@@ -133,36 +139,39 @@ class Outrider:
         """A style prior from a text file or a folder of them, to be given as `constraint`: it changes what is said."""
         return Style.from_file(path, self.tokenizer, self.target.vocab_size, strength)
 
-    def encode(self, prompt: Prompt | Sequence[Message]) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of chat messages (through the chat template), or of ids as they are."""
         if isinstance(prompt, str):
             if not prompt:
                 raise InputError("the prompt is empty; give at least one character")
-            return list(self.tokenizer(prompt)["input_ids"])
-        try:
-            items = list(prompt)
-            if items and isinstance(items[0], Mapping):
-                return self.encode_chat(cast(list[Message], items))
-            return [int(cast(int, item)) for item in items]
-        except (TypeError, ValueError):
-            kind = type(prompt).__name__
-            raise InputError(f"cannot use a {kind} as a prompt; give a text, token ids or chat messages") from None
+            return list(self.tokenizer(checked_text(prompt, "the prompt"))["input_ids"])
+        items = items_of(prompt)
+        return self.encode_chat(items) if items and isinstance(items[0], Mapping) else token_ids(items)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        if not messages:
-            raise InputError("there are no chat messages; give at least one")
+    def encode_chat(self, messages: str | Sequence[Message]) -> list[int]:
+        """Token ids of chat messages through the chat template, up to where the answer begins; a text is one message.
+
+        A message's content is a text or a list of text parts, `{"type": "text", "text": ...}`, joined by line ends.
+        """
+        checked = checked_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages)
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError(f"{self.loaded.name} has no chat template; give a plain prompt instead")
-        ids = self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                checked, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:  # a template is a program with demands of its own, and fails in its own way
+            why = " ".join(str(error).split())
+            raise InputError(
+                f"the chat template of {self.loaded.name} refuses these messages ({why}); check roles and their order"
+            ) from error
         return list(ids)
 
     def submit(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, method: str | None = None,
+        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
     ) -> Handle:  # fmt: skip
-        """Queue a request; it runs as the engine is stepped. Parameters, method and constraint are the request's own.
+        """Queue a request; it runs as the engine is stepped. Arguments as of `generate`, for one prompt.
 
         A constraint changes what the model says; speculation is then exact with respect to the changed distribution.
         """
@@ -174,56 +183,82 @@ class Outrider:
         return self.engine.step()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Any,
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+        method: str | None = None, constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
     ) -> list[Generation]:  # fmt: skip
-        """All prompts in one ragged batch; n samples of a prompt stand next to each other."""
-        made = self._params(params, sampling)
-        recipe = self.recipe(method)
-        handles = [
-            self.engine.submit(self.encode(p), made, recipe, constraint=constraint) for p in _prompt_list(prompts)
-        ]
+        """All prompts in one ragged batch; n samples of a prompt stand next to each other.
+
+        A prompt is a text, token ids or a list of chat messages. `params` is for all prompts, or a list with one for
+        each; keyword arguments change them, or the defaults: greedy (`temperature=0`), at most 128 new tokens
+        (`max_new_tokens`), one sample (`n`), a fresh `seed`. `help(outrider.SamplingParams)` has all, with units.
+        `bad_words` and `prediction` may be texts here. `method` is the engine's unless named.
+        """
+        handles: list[Handle] = []
         try:
-            return [generation for handle in handles for generation in handle.results()]
+            self._submit_all(handles, prompts, params, method, constraint, sampling)
+            return _results(handles)
         finally:
-            for handle in handles:  # an interrupt leaves nothing running
-                handle.cancel()
+            _cancel(handles)
+
+    async def agenerate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+        method: str | None = None, constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+    ) -> list[Generation]:  # fmt: skip
+        """The async twin of `generate`; several may run at once, with streams beside them, and share the batch.
+
+        Any event loop will do, also several one after the other or in several threads. Cancelling the task cancels
+        its requests.
+        """
+        handles: list[Handle] = []
+        try:
+            await self._apart(partial(self._submit_all, handles, prompts, params, method, constraint, sampling))
+            while not await self._apart(partial(self._advance, handles)):
+                pass
+            return _results(handles)
+        finally:
+            _cancel(handles)
 
     def chat(
         self, messages: str | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Any,
+        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
     ) -> Generation:  # fmt: skip
-        """The assistant's next message; a string is one user message."""
-        prompt = self.encode_chat(_messages(messages))
+        """The assistant's next message; a string is one user message. Other arguments as of `generate`: greedy and at
+        most 128 new tokens by default."""
+        prompt = self.encode_chat(messages)
         return self.generate([prompt], params, method=method, constraint=constraint, **sampling)[0]
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, method: str | None = None,
+        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
     ) -> Stream:  # fmt: skip
-        """Pieces of text as they become certain; `generation` is there at the end."""
+        """Pieces of text as they become certain; `generation` is there at the end. Arguments as of `generate`, for one
+        prompt and one sample: greedy and at most 128 new tokens by default."""
         return Stream(self._single(prompt, params, method, constraint, sampling))
 
     async def astream(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Any,
+        self, prompt: Prompt, params: SamplingParams | None = None, *, method: str | None = None,
+        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
     ) -> AsyncIterator[str]:  # fmt: skip
-        """The async twin of `stream`; several may run at once and share the engine's batch."""
-        async with self._async_turn:
-            handle = self._single(prompt, params, method, constraint, sampling)
+        """The async twin of `stream`; several may run at once and share the engine's batch, in any event loop."""
+        handles: list[Handle] = []
+
+        def advance() -> tuple[str, bool]:
+            """Asked and answered between steps, so that a text that has ended is complete."""
+            if not handles:
+                handles.append(self._single(prompt, params, method, constraint, sampling))
+            if not handles[0].ready:  # it may have been served by a step for another request
+                self.engine.step()
+            return handles[0].new_text(), handles[0].done
+
         try:
-            while True:
-                if piece := handle.new_text():
+            done = False
+            while not done:
+                piece, done = await self._apart(advance)
+                if piece:
                     yield piece
-                elif handle.done:
-                    handle.results()
-                    return
-                else:
-                    async with self._async_turn:
-                        if not handle.done:
-                            await _in_thread(self.engine.step)
+            _results(handles)  # raises what ended the request, if it was an error
         finally:
-            handle.cancel()
+            _cancel(handles)
 
     def prepare(self, contexts: Sequence[int] = (512,)) -> None:
         """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
@@ -244,38 +279,78 @@ class Outrider:
         self.close()
 
     def _single(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None, method: str | None,
-        constraint: Constraint | None, sampling: dict[str, Any],
+        self, prompt: Prompt, params: SamplingParams | None, method: str | None, constraint: Constraint | None,
+        sampling: SamplingArguments,
     ) -> Handle:  # fmt: skip
         made = self._params(params, sampling)
         if made.n != 1:
             raise InputError(f"a stream carries one sample, not n={made.n}; submit and step, or generate")
         return self.engine.submit(self.encode(prompt), made, self.recipe(method), constraint=constraint)
 
-    def _params(self, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
-        """Keyword arguments change `params`, or the defaults; bad words and the prediction may be given as text."""
-        given = dict(sampling)
-        if isinstance(given.get("prediction"), str):
-            given["prediction"] = tuple(self.tokenizer(given["prediction"], add_special_tokens=False)["input_ids"])
-        if any(isinstance(word, str) for word in given.get("bad_words", ())):
-            given["bad_words"] = self._bad_words(given["bad_words"])
-        try:
-            return dataclasses.replace(params or SamplingParams(), **given)
-        except TypeError:
-            known = {f.name for f in dataclasses.fields(SamplingParams)}
-            wrong = ", ".join(sorted(set(given) - known)) or "a value"
-            raise InputError(f"unknown sampling parameter {wrong}; known: {', '.join(sorted(known))}") from None
+    def _submit_all(
+        self, handles: list[Handle], prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None, method: str | None, constraint: Constraint | None,
+        sampling: SamplingArguments,
+    ) -> None:  # fmt: skip
+        """`handles` grows prompt by prompt: when one is refused, the caller finds those before it and cancels them."""
+        items = prompt_list(prompts)
+        recipe = self.recipe(method)
+        if not isinstance(params, Sequence):
+            each = [self._params(params, sampling)] * len(items)
+        elif len(params) == len(items):
+            each = [self._params(one, sampling) for one in params]
+        else:
+            counts = f"the number of prompts is {len(items)} and that of params {len(params)}"
+            raise InputError(f"{counts}; give one SamplingParams for each prompt, or one for all")
+        for number, (prompt, made) in enumerate(zip(items, each, strict=True), 1):
+            with _named(f"prompt {number} of {len(items)}: " if len(items) > 1 else ""):
+                handles.append(self.engine.submit(self.encode(prompt), made, recipe, constraint=constraint))
 
-    def _bad_words(self, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        """A word is banned at the start of a text and after a space, which are different tokens."""
-        out: list[tuple[int, ...]] = []
+    def _advance(self, handles: Sequence[Handle]) -> bool:
+        """One step where it is needed; whether these requests have ended."""
+        if not all(handle.done for handle in handles):
+            self.engine.step()
+        return all(handle.done for handle in handles)
+
+    async def _apart(self, job: Callable[[], Result]) -> Result:
+        """Run a job in the worker's thread. A cancelled task still waits for it: the next finds the engine free."""
+        running = asyncio.get_running_loop().run_in_executor(self._worker, job)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            raise
+
+    def _params(self, params: SamplingParams | None, sampling: SamplingArguments) -> SamplingParams:
+        """Keyword arguments change `params`, or the defaults; bad words and the prediction may be given as text."""
+        if params is not None and not isinstance(params, SamplingParams):
+            kind = type(params).__name__
+            raise InputError(
+                f"params is of type {kind}; give SamplingParams(...), or what they hold as keyword arguments "
+                "(a list of them, one for each prompt, goes to generate)"
+            )
+        given = sampling.copy()
+        expected, words = given.get("prediction"), given.get("bad_words")
+        if isinstance(expected, str):
+            given["prediction"] = self._ids(expected, "the prediction")
+        if isinstance(words, Iterable) and not isinstance(words, str | bytes):
+            given["bad_words"] = self._bad_words(words)
+        return (params or SamplingParams()).with_(**given)
+
+    def _ids(self, text: str, what: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(checked_text(text, what), add_special_tokens=False)["input_ids"])
+
+    def _bad_words(self, words: Iterable[str | Sequence[int]]) -> tuple[Sequence[int], ...]:
+        """A word given as text is banned at the start of a text and after a space, which are different tokens."""
+        out: list[Sequence[int]] = []
         for word in words:
             if isinstance(word, str):
-                forms = (word, " " + word.lstrip())
-                out += [tuple(self.tokenizer(form, add_special_tokens=False)["input_ids"]) for form in forms]
+                out += [self._ids(form, "a bad word") for form in (word, " " + word.lstrip())]
             else:
-                out.append(tuple(word))
-        return tuple(dict.fromkeys(out))
+                out.append(word)
+        return tuple(out)
 
 
 class Stream:
@@ -300,26 +375,20 @@ class Stream:
         return self.handle.partial()[0]
 
 
-async def _in_thread(step: Callable[[], object]) -> None:
-    """A cancelled task still waits for the step it began, so that the next one finds the engine free."""
-    running = asyncio.ensure_future(asyncio.to_thread(step))
+def _results(handles: Sequence[Handle]) -> list[Generation]:
+    return [generation for handle in handles for generation in handle.results()]
+
+
+def _cancel(handles: Sequence[Handle]) -> None:
+    """An interrupt or an error leaves nothing running; what has ended stays as it is."""
+    for handle in handles:
+        handle.cancel()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """An input's error says which of several it was."""
     try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await running
-        raise
-
-
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    if not items:
-        raise InputError("there are no prompts; give at least one")
-    if isinstance(items[0], int):
-        return [cast(Sequence[int], items)]
-    return cast(list[Prompt], items)
-
-
-def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
-    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        yield
+    except InputError as error:
+        raise InputError(f"{name}{error}") from error.__cause__

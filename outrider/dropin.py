@@ -8,6 +8,7 @@ everything before the decoding loop is transformers' own work.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from outrider import methods
@@ -34,6 +41,10 @@ from outrider.sampling import SamplingParams
 from outrider.target.support import context_limit
 
 SESSION = "_outrider"  # where a model keeps its session, so that both are freed together
+# Every call has these: looked up instead of asked, no tensors a token.
+LOOKED_UP = (MaxLengthCriteria, EosTokenCriteria)
+# These answer for each row alone: asked as soon as it has a token.
+ROW_BY_ROW = (StopStringCriteria, MaxTimeCriteria)
 _guard = threading.Lock()
 _turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # model -> lock: calls from several threads wait in line
 
@@ -124,7 +135,7 @@ def _check_room(model: Any, longest: int, wanted: int, room: int) -> None:
     raise InputError(f"a prompt of {longest} tokens and {asked} pass the context of {room} ({why}); {remedy}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """One row of the batch: what was decided for it, and how far it has come."""
 
@@ -132,13 +143,17 @@ class _Row:
     padding: list[int]
     law: Processors | None
     output: list[int] = field(default_factory=list)
-    scores: list[Tensor] = field(default_factory=list)  # per new token [1, V]
-    logits: list[Tensor] = field(default_factory=list)
+    scores: deque[Tensor] = field(default_factory=deque)  # [V] for each new token that is not settled
+    logits: deque[Tensor] = field(default_factory=deque)
     length: int | None = None  # new tokens after which the criteria stopped it
 
 
 class _Run:
-    """One call: submits the rows, asks the criteria after every token, hands tokens to the streamer in step."""
+    """One call: submits the rows, asks the criteria after every token, hands tokens to the streamer in step.
+
+    Rows advance at different speeds, but a criterion may count its calls or compare rows: it is asked once a position
+    with the whole batch, when the slowest row has got there. What other rows said past their stop is dropped.
+    """
 
     def __init__(
         self, input_ids: Tensor, prompts: list[list[int]], processors: list[Any], criteria: list[Any], config: Any,
@@ -147,23 +162,28 @@ class _Run:
         self.input_ids, self.config, self.streamer = input_ids, config, streamer
         self.sample = bool(config.do_sample)
         as_dict = bool(config.return_dict_in_generate)
-        self.scores, self.logits = (as_dict and bool(v) for v in (config.output_scores, config.output_logits))
-        keep, width, batch = self.scores or self.logits, input_ids.shape[1], len(prompts)
+        # [B, V] a settled position, where they were asked for
+        self.scores: list[Tensor] | None = [] if as_dict and config.output_scores else None
+        self.logits: list[Tensor] | None = [] if as_dict and config.output_logits else None
+        self.keep = self.scores is not None or self.logits is not None
+        width, batch = input_ids.shape[1], len(prompts)
         self.rows = [
             _Row(
                 prompt, row[: width - len(prompt)],
-                Processors(for_row(processors, i, batch), row[: width - len(prompt)], keep=keep, distrust=i == 0)
-                if processors or keep else None,
+                Processors(for_row(processors, i, batch), row[: width - len(prompt)], keep=self.keep, distrust=i == 0)
+                if processors or self.keep else None,
             )
             for i, (prompt, row) in enumerate(zip(prompts, input_ids.tolist(), strict=True))
         ]  # fmt: skip
-        # Two criteria that every call has are looked up instead of asked: no tensors a token.
         self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=None)
         self.eos = {int(i) for c in criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.flatten()}
-        self.asked = StoppingCriteriaList(c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria))
+        self.row_criteria = StoppingCriteriaList(c for c in criteria if type(c) in ROW_BY_ROW)
+        self.batch_criteria = StoppingCriteriaList(c for c in criteria if type(c) not in (*LOOKED_UP, *ROW_BY_ROW))
         # Without an end-of-text criterion transformers does not pad: rows that stopped go on until the last one stops.
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
         self.pad = _pad_id(config)
+        self.settled: list[list[int]] = []  # B tokens a position: all rows have come there and the criteria were asked
+        self.ids = input_ids  # with the settled positions, where criteria read them
         self.streamed = 0
 
     def go(self, engine: Engine, recipe: Recipe, max_new_tokens: int) -> None:
@@ -181,15 +201,19 @@ class _Run:
                 )  # fmt: skip
             while not all(handle.done for handle in handles):
                 engine.step()
-                for handle in handles:
+                for row, handle in zip(self.rows, handles, strict=True):
                     if handle.done:
                         handle.results()  # raises at once what ended a row
+                    elif self.ended(row):  # stopped by what another row said
+                        handle.cancel()
+                self.settle()
                 self.stream()
         finally:
             for handle in handles:
                 handle.cancel()
         for row in self.rows:
             row.length = len(row.output) if row.length is None else row.length  # the context ended before a criterion
+        self.settle()
         self.stream()
         if self.streamer is not None:
             self.streamer.end()
@@ -198,59 +222,80 @@ class _Run:
         """Asked by the engine after every token of a row, wherever in an accepted run it stands."""
         tokens = np.asarray(text)
         row.output.append(int(tokens[-1]))
-        if row.law is not None and (self.scores or self.logits):
+        if row.law is not None and self.keep:
             raw, processed = row.law.take(tokens[:-1])
-            row.scores += [processed[None]] if self.scores else []
-            row.logits += [raw[None]] if self.logits else []
+            if self.scores is not None:
+                row.scores.append(processed)
+            if self.logits is not None:
+                row.logits.append(raw)
         if row.length is None and self.stops(row, tokens):
             row.length = len(row.output)
-        if self.pads:
-            return row.length is not None
-        lengths = [other.length for other in self.rows]
-        return None not in lengths and len(row.output) >= max(n for n in lengths if n is not None)
+        if self.batch_criteria:
+            self.settle()
+        return self.ended(row)
 
     def stops(self, row: _Row, tokens: NDArray[np.int64]) -> bool:
+        """What can be said of a row without the others."""
         length = len(row.padding) + len(tokens)
         done = int(tokens[-1]) in self.eos or (self.max_length is not None and length >= self.max_length)
-        if self.asked:
+        if self.row_criteria:
             ids = torch.tensor([row.padding + tokens.tolist()], device=self.input_ids.device)
-            done |= bool(self.asked(ids, tuple(row.scores) if self.scores else None).all())
+            done |= bool(self.row_criteria(ids, None).all())
         return done
 
+    def settle(self) -> None:
+        """Take every position that all rows have reached, in order, and ask as transformers would have asked there."""
+        while True:
+            at = len(self.settled)
+            past = [row.length is not None and row.length <= at for row in self.rows]
+            padded = past if self.pads else [False] * len(self.rows)
+            if all(past) or any(len(row.output) <= at and not pad for row, pad in zip(self.rows, padded, strict=True)):
+                return
+            self.settled.append([self.pad if pad else r.output[at] for r, pad in zip(self.rows, padded, strict=True)])
+            if self.scores is not None:
+                self.scores.append(self.stacked([r.scores for r in self.rows], padded))
+            if self.logits is not None:
+                self.logits.append(self.stacked([r.logits for r in self.rows], padded))
+            if self.batch_criteria:
+                self.ids = torch.cat([self.ids, torch.tensor(self.settled[at:]).to(self.ids).T], dim=1)
+                scores = None if self.scores is None else tuple(self.scores)
+                for row, was, stop in zip(self.rows, past, self.batch_criteria(self.ids, scores).tolist(), strict=True):
+                    if stop and not was:
+                        row.length = at + 1
+
+    def ended(self, row: _Row) -> bool:
+        """Whether the row needs no more tokens."""
+        if self.pads:
+            return row.length is not None
+        return all(other.length is not None for other in self.rows) and len(row.output) >= self.length
+
     def stream(self) -> None:
-        """Tokens in step: one [B] tensor for each position that every row has reached."""
-        if self.streamer is None:
-            return
-        lengths = [row.length for row in self.rows]
-        going = [len(row.output) for row in self.rows if not (self.pads and row.length is not None)]
-        ends = [self.length] if None not in lengths else []
-        for at in range(self.streamed, min(going + ends)):
-            self.streamer.put(torch.tensor([self.at(row, at) for row in self.rows]))
-            self.streamed = at + 1
+        """Tokens in step: one [B] tensor for each settled position."""
+        if self.streamer is not None:
+            for tokens in self.settled[self.streamed :]:
+                self.streamer.put(torch.tensor(tokens))
+            self.streamed = len(self.settled)
 
     @property
     def length(self) -> int:
         return max(row.length or 0 for row in self.rows)
 
-    def at(self, row: _Row, position: int) -> int:
-        return self.pad if self.pads and position >= (row.length or position + 1) else row.output[position]
-
     def result(self) -> Any:
-        new = [[self.at(row, i) for i in range(self.length)] for row in self.rows]
-        sequences = torch.cat([self.input_ids, torch.tensor(new).to(self.input_ids)], dim=1)
+        new = torch.tensor(self.settled).to(self.input_ids).T
+        sequences = torch.cat([self.input_ids, new], dim=1)
         if not self.config.return_dict_in_generate:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences,
-            scores=self.stacked([row.scores for row in self.rows]) if self.scores else None,
-            logits=self.stacked([row.logits for row in self.rows]) if self.logits else None,
+            scores=None if self.scores is None else tuple(self.scores),
+            logits=None if self.logits is None else tuple(self.logits),
         )
 
-    def stacked(self, rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
-        """[B, V] a step; a row that has ended has nothing to say there, which is zeros."""
-        nothing = torch.zeros_like(rows[0][0])
-        steps = ([row[i] if i < len(row) else nothing for row in rows] for i in range(self.length))
-        return tuple(torch.cat(step).to(self.input_ids.device) for step in steps)
+    def stacked(self, kept: list[deque[Tensor]], padded: list[bool]) -> Tensor:
+        """[B, V] of a position; a row that has ended has nothing to say there, which is zeros."""
+        rows = [None if pad else queue.popleft() for queue, pad in zip(kept, padded, strict=True)]
+        nothing = torch.zeros_like(next(row for row in rows if row is not None))
+        return torch.stack([nothing if row is None else row for row in rows]).to(self.input_ids.device)
 
 
 def _pad_id(config: Any) -> int:

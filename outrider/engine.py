@@ -273,6 +273,11 @@ class Handle:
     def done(self) -> bool:
         return all(s.done for s in self.sequences)
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is new text of the first sample, or an end."""
+        return self.done or bool(self.sequences[0].pieces)
+
     def cancel(self) -> None:
         for s in self.sequences:
             s.cancelled = True

@@ -7,36 +7,82 @@ only known to be whole numbers here; whether they are in the vocabulary is check
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import TypedDict, Unpack
 
 from outrider.errors import InputError
 
 COLDEST = 1e-5  # below it float32 logits divided by the temperature carry no more than the argmax does
 
 
+class SamplingArguments(TypedDict, total=False):
+    """The keyword arguments of `generate`, `chat`, `stream` and `submit`: the fields of `SamplingParams`, with its
+    defaults and units. `bad_words` and `prediction` may be texts where there is a tokenizer."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    bad_words: Sequence[str | Sequence[int]]
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    min_new_tokens: int
+    max_new_tokens: int
+    n: int
+    logprobs: int | None
+    prediction: str | Sequence[int]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 is off
+    """What a request asks for; the default is in brackets.
+
+    temperature (0.0): divides the logits; 0 is greedy, the likeliest token each time.
+    top_k (0): keep this many of the likeliest tokens; 0 keeps all.
+    top_p (1.0): keep the likeliest tokens that together have this share of the probability, from 0 to 1; 1 keeps all.
+    min_p (0.0): keep tokens with at least this share of the likeliest one's probability, from 0 to 1; 0 keeps all.
+    repetition_penalty (1.0): factor on the logits of tokens in prompt and output; above 1 discourages them.
+    presence_penalty (0.0): taken from the logits of tokens in the output, once.
+    frequency_penalty (0.0): taken from the logits of tokens in the output, for each time they occur.
+    logit_bias ({}): added to the logits, by token id; -inf bans a token.
+    bad_words (()): sequences of token ids that must not be completed.
+    seed (None): from 0 to 2**64 - 1, the same one repeats a text; None takes a fresh one and reports it.
+    stop (()): a string or several that end the text and are no part of it.
+    stop_token_ids (()): token ids that end the text.
+    ignore_eos (False): go on past the model's end of text.
+    min_new_tokens (0): tokens before which the text does not end.
+    max_new_tokens (128): tokens after which it does.
+    n (1): samples of each prompt.
+    logprobs (None): report the log-probability (natural) of each token and of this many of the likeliest; None: none.
+    prediction (()): token ids the caller expects; a draft, which never changes the text.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # prompt and output
-    presence_penalty: float = 0.0  # output only
-    frequency_penalty: float = 0.0  # output only
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # -inf bans
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not be completed
-    seed: int | None = None  # None: a fresh one, reported with the result
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_new_tokens: int = 0
     max_new_tokens: int = 128
-    n: int = 1  # samples a prompt
-    logprobs: int | None = None  # how many top alternatives to report beside the chosen token
-    prediction: tuple[int, ...] = ()  # the output the caller expects, as ids: a draft, it never changes the text
+    n: int = 1
+    logprobs: int | None = None
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._set("temperature", _real("temperature", self.temperature, "use 0 for greedy or a positive number"))
@@ -84,17 +130,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def with_(self, **changes: Any) -> SamplingParams:
+    def with_(self, **changes: Unpack[SamplingArguments]) -> SamplingParams:
         """These parameters with some changed, checked again."""
-        try:
-            return replace(self, **changes)
-        except TypeError:
-            unknown = sorted(set(changes) - set(self.__slots__))
-            if not unknown:
-                raise
-            raise InputError(
-                f"unknown sampling parameter {unknown[0]!r}: use one of {', '.join(self.__slots__)}"
-            ) from None
+        unknown = [name for name in changes if name not in self.__slots__]
+        if unknown:
+            raise InputError(f"unknown sampling parameter {', '.join(unknown)}; known: {', '.join(self.__slots__)}")
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -113,7 +154,7 @@ def _whole(name: str, value: object, least: int, remedy: str) -> int:
 
 
 def _ids(name: str, values: object) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         raise InputError(f"{name}={values!r}: use a list of token ids")
     return tuple(_whole(f"token id in {name}", value, 0, "use whole numbers from 0") for value in values)
 
@@ -129,8 +170,8 @@ def _bias(bias: object) -> dict[int, float]:
 
 
 def _bad_words(words: object) -> tuple[tuple[int, ...], ...]:
-    if isinstance(words, str) or not isinstance(words, Iterable):
-        raise InputError(f"bad_words={words!r}: use a list of token id lists")
+    if isinstance(words, str | bytes | bytearray) or not isinstance(words, Iterable):
+        raise InputError(f"bad_words={words!r}: use a list of words, each a list of token ids")
     checked = tuple(_ids("bad_words", word) for word in words)
     if () in checked:
         raise InputError("bad_words holds an empty word: give every word at least one token id")

@@ -146,7 +146,34 @@ def test_words_can_be_banned_by_text(engine: Outrider) -> None:
         (lambda e: e.generate(["x"], tempreature=1), "unknown sampling parameter tempreature"),
         (lambda e: e.generate(["word " * 600]), "context"),
         (lambda e: e.generate([object()]), "prompt"),
+        (lambda e: e.generate(None), "cannot use None as a prompt"),
+        (lambda e: e.generate(5), "cannot use 5 as a prompt"),
+        (lambda e: e.generate(["x", None]), "prompt 2 of 2: cannot use None"),
+        (lambda e: e.generate(b"x"), "bytes; decode them"),
+        (lambda e: e.generate(["x", b"x"]), "prompt 2 of 2: .*bytes; decode them"),
+        (lambda e: e.generate(["x\ud800"]), "the prompt has half a surrogate pair"),
+        (lambda e: e.stream(None), "cannot use None as a prompt"),
+        (lambda e: e.submit(5), "cannot use 5 as a prompt"),
+        (lambda e: e.submit("x", prediction="\ud800"), "the prediction has half a surrogate pair"),
+        (lambda e: e.submit("x", prediction=b"x"), "prediction=b'x'"),
+        (lambda e: e.submit("x", stop_token_ids=b"x"), "stop_token_ids=b'x'"),
+        (lambda e: e.submit("x", bad_words=["a\udc00"]), "a bad word has half a surrogate pair"),
+        (lambda e: e.submit("x", bad_words="no"), "bad_words='no'"),
+        (lambda e: e.submit("x", bad_words=5), "bad_words=5"),
+        (lambda e: e.submit("x", bad_words=["a", 5]), "bad_words=5"),
+        (lambda e: e.submit("x", bad_words=[b"no"]), "bad_words=b'no'"),
+        (lambda e: e.submit("x", {"temperature": 1}), "params is of type dict; give SamplingParams"),
+        (lambda e: e.submit("x", [outrider.SamplingParams()]), "params is of type list; .* goes to generate"),
+        (lambda e: e.generate(["x"], [outrider.SamplingParams()] * 2), "prompts is 1 and that of params 2; give one"),
+        (lambda e: e.generate(["x", "y"], []), "prompts is 2 and that of params 0; give one"),
+        (lambda e: e.generate(["x"], [{"temperature": 1}]), "params is of type dict"),
+        (lambda e: e.generate(["x"], 5), "params is of type int"),
         (lambda e: e.chat([]), "no chat messages"),
+        (lambda e: e.chat(None), "cannot use None as chat messages"),
+        (lambda e: e.chat([{"role": "user"}]), "chat message 1 has no content"),
+        (lambda e: e.generate([[{"role": "user"}]]), "chat message 1 has no content"),
+        (lambda e: e.chat([{"role": "user", "content": [{"type": "image_url"}]}]), "of type 'image_url'"),
+        (lambda e: e.chat([{"role": "assistant", "tool_calls": [{}]}]), "chat template of .* refuses these messages"),
         (lambda e: e.stream("x", n=2), "one sample"),
         (lambda e: e.generate(["x"], method="magic"), "known methods"),
     ],
@@ -155,6 +182,23 @@ def test_bad_input_names_itself_and_the_remedy(engine: Outrider, call, message: 
     with pytest.raises((InputError, UnknownName), match=message) as caught:
         call(engine)
     assert "\n" not in str(caught.value)
+
+
+def test_each_prompt_has_its_parameters_and_keywords_change_all_of_them(engine: Outrider) -> None:
+    params = [outrider.SamplingParams(max_new_tokens=count, seed=count) for count in (2, 5, 3)]
+    results = engine.generate(PROMPTS, params, ignore_eos=True)
+    assert [(g.stats.new_tokens, g.seed) for g in results] == [(2, 2), (5, 5), (3, 3)]
+    results = engine.generate(PROMPTS[:2], tuple(params[:2]), ignore_eos=True, n=2, max_new_tokens=1)
+    assert [(g.stats.new_tokens, g.seed, g.sample) for g in results] == [(1, 2, 0), (1, 2, 1), (1, 5, 0), (1, 5, 1)]
+
+
+def test_conversations_and_lists_of_text_parts_are_prompts(engine: Outrider, chats) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": PROMPTS[1]}]}
+    assert engine.encode([message]) == engine.encode_chat([message]) == engine.encode_chat(PROMPTS[1]) == chats[1]
+    want = engine.chat(PROMPTS[1], max_new_tokens=6).token_ids
+    assert [g.token_ids for g in engine.generate([message], max_new_tokens=6)] == [want]
+    both = engine.generate([[message], [message, {"role": "user", "content": "Why?"}]], max_new_tokens=6)
+    assert both[0].token_ids == want and len(both) == 2
 
 
 def test_a_draft_with_another_vocabulary_drafts_through_text(engine: Outrider, tmp_path) -> None:

@@ -121,10 +121,21 @@ def _prompt_ngrams(processor: Any, row: int, batch: int) -> Any:
     return own
 
 
+def _ignored_padding(processor: Any, row: int, batch: int) -> Any:
+    lengths = processor.prompt_ignore_length
+    if not isinstance(lengths, Tensor):  # one length for all rows, or none
+        return processor
+    own = copy.copy(processor)
+    at = row * len(lengths) // batch
+    own.prompt_ignore_length = lengths[at : at + 1]
+    return own
+
+
 _BY_ROW: dict[str, Callable[[Any, int, int], Any]] = {
     "PrefixConstrainedLogitsProcessor": _prefix,
     "EncoderRepetitionPenaltyLogitsProcessor": _prompt_penalty,
     "EncoderNoRepeatNGramLogitsProcessor": _prompt_ngrams,
+    "RepetitionPenaltyLogitsProcessor": _ignored_padding,
 }
 
 

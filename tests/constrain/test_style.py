@@ -150,7 +150,7 @@ def sampled_law(constraint, tokens: int) -> dict[tuple[int, ...], float]:
         drafter = Grown(ToySource(ToyLM(3, seed=7)), Chain(), sampled=True)  # the draft knows nothing of the style
         engine = Engine(
             ToyTarget(ToyLM(3, seed=11)), Recipe("toy", drafter, Rejection(), Fixed(Budget(2, 2))), strict=True,
-            make_noise=lambda seed, sample, stream, step, position: paths.noise(stream, step, position, sample),
+            make_noise=lambda seed, sample, stream, text, position: paths.noise(stream, text, position, sample),
         )  # fmt: skip
         params = SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=0)
         return tuple(engine.submit([0, 1], params, constraint=constraint).result().token_ids)
