@@ -34,6 +34,7 @@ class Parts:
     load: Callable[[str], LoadedModel]  # another model by name, on the target's device and in its precision
     runtime: Callable[[Any], Target]  # a model in a slot cache of its own, as large as the target's
     drafts: dict[Any, Any] = field(default_factory=dict)  # draft models made so far, shared between methods
+    cost: Any = None  # a `CostCurve` of the target's steps; None: measured when first asked for, and kept
 
 
 @dataclass(frozen=True, slots=True)

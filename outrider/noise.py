@@ -1,8 +1,18 @@
 """Noise: three streams from one counter-based generator, the same integer bits on every device and in any batch.
 
-`target` is keyed (seed, sample, absolute position) and used by the drafter-invariant rule only; `draft` and `verify`
-are keyed (seed, sample, stream, step, node, draw) and never reused. The generator is SplitMix64's mixing function
-applied to key + counter, so any value can be computed without the ones before it.
+Every key holds the seed, the sample's number, the stream, and a hash of all token ids before the decision. `draft` and
+`verify` decide inside a step, whose text ends with the pending token; (node, draw) tells its decisions apart. `target`,
+used by the drafter-invariant rule only, decides what stands behind a text, be it committed or a path in a tree.
+
+What that guarantees, for any requests with one seed: two decisions share bits only if they are the same decision after
+the same text. A text grows in every step, so no key comes twice in a request. A request whose prompt holds another's
+whole output draws with bits that the other never used, whatever became of its own drafts: given how the first one went,
+the second still has the target's distribution. A prompt that ends inside the other's output, where one of its steps
+began, repeats that step's decisions, as a seed is meant to. `target` depends on nothing but seed, sample and text: a
+sequence goes on with the same text after any interruption, with any drafter, tree or batch.
+
+The generator is SplitMix64's mixing function applied to key + counter, so any value can be computed without the ones
+before it.
 """
 
 from __future__ import annotations
@@ -19,7 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MASK = (1 << 64) - 1
+from outrider.tree import TokenTree
+
+MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 DRAFT, VERIFY, TARGET = 1, 2, 3
@@ -33,9 +45,9 @@ def fresh_seed() -> int:
 
 def mix(x: int) -> int:
     """SplitMix64's finaliser on one 64-bit integer."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * _MIX1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX2) & _MASK
+    x &= MASK
+    x = ((x ^ (x >> 30)) * _MIX1) & MASK
+    x = ((x ^ (x >> 27)) * _MIX2) & MASK
     return x ^ (x >> 31)
 
 
@@ -53,9 +65,26 @@ def _scattered(part: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _step_key(seed: int, sample: int, stream: int, step: int) -> int:
+def _stream_key(seed: int, sample: int, stream: int) -> int:
+    return key(seed, sample, stream)
+
+
+@lru_cache(maxsize=256)
+def _step_key(seed: int, sample: int, stream: int, text: int) -> int:
     """What all keys of one step of one sequence have in common: made once, used for every node and draw."""
-    return key(seed, sample, stream, step)
+    return key(text, after=_stream_key(seed, sample, stream))
+
+
+def text_hash(tokens: Sequence[int] | NDArray[np.int64], place: int = 0) -> int:
+    """64 bits of a text; of a stretch that begins at `place`, what it adds to the hash of the text before it.
+
+    The sum, modulo 2^64, of a word for each token at its place: any stretch can be added in one go.
+    """
+    if len(tokens) <= 16:  # an array is not worth its making
+        return sum(mix(_scattered(int(token)) + (place + i + 1) * _GOLDEN) for i, token in enumerate(tokens)) & MASK
+    words = _words(_GOLDEN, np.asarray(tokens, dtype=np.int64).astype(np.uint64))
+    words += np.arange(place + 1, place + 1 + len(words), dtype=np.uint64) * np.uint64(_GOLDEN)
+    return int(_words(0, words).sum(dtype=np.uint64))
 
 
 def uniform(bits: int) -> float:
@@ -131,8 +160,13 @@ class StreamNoise:
     seed: int
     sample: int
     stream: int
-    step: int
+    text: int  # `text_hash` of all tokens so far, the pending one included
     position: int
+
+    @property
+    def key(self) -> int:
+        """Of this stream in this step; node, draw and use (0: a coin, 1: a draw) come after it."""
+        return _step_key(self.seed, self.sample, self.stream, self.text)
 
     def coin(self, p: float, node: int, draw: int) -> bool:
         return uniform(self._key(node, draw, 0)) < p
@@ -140,20 +174,29 @@ class StreamNoise:
     def draw(self, weights: Tensor | NDArray[np.float64], node: int, draw: int) -> int:
         return inverse(weights, uniform(self._key(node, draw, 1)))
 
-    def pick(self, probs: Tensor, depth: int) -> int:
-        return race(probs, key(self.seed, self.sample, TARGET, self.position + depth))
+    def pick(self, probs: Tensor, path: Sequence[int]) -> int:
+        return race(probs, self.target_key(path))
 
-    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
-        return race_rows(probs, [key(self.seed, self.sample, TARGET, self.position + depth) for depth in depths])
+    def pick_rows(self, probs: Tensor, tree: TokenTree) -> list[int]:
+        texts, rest = [self.text], np.stack([tree.tokens, tree.parents, tree.depths], 1)[1:]
+        for token, parent, depth in rest.tolist():
+            texts.append(texts[parent] + text_hash((token,), self.position + depth - 1) & MASK)
+        before = _stream_key(self.seed, self.sample, TARGET)
+        return race_rows(probs, [key(text, after=before) for text in texts])
 
-    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], depth: int, count: int) -> list[int]:
+    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], path: Sequence[int], count: int) -> list[int]:
         counters = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-        bits = _words(key(self.seed, self.sample, TARGET, self.position + depth), counters)
+        bits = _words(self.target_key(path), counters)
         times = -np.log1p(-_uniform(bits)) / np.maximum(probs, 1e-300)
         return np.argsort(times, kind="stable")[:count].tolist()
 
+    def target_key(self, path: Sequence[int]) -> int:
+        """Of the target's stream behind the text and these tokens after it."""
+        text = self.text + text_hash(path, self.position) & MASK
+        return key(text, after=_stream_key(self.seed, self.sample, TARGET))
+
     def _key(self, node: int, draw: int, use: int) -> int:
-        return key(node, draw, use, after=_step_key(self.seed, self.sample, self.stream, self.step))
+        return key(node, draw, use, after=self.key)
 
 
 def inverse(weights: Tensor | NDArray[np.float64], u: float) -> int:

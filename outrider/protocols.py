@@ -163,19 +163,22 @@ class Noise(Protocol):
         """An index, with probability proportional to its weight."""
         ...
 
-    def pick(self, probs: Tensor, depth: int) -> int:
-        """An index by the target's own noise at this absolute position: the same for any tree, drafter or batch."""
+    def pick(self, probs: Tensor, path: Sequence[int]) -> int:
+        """An index by the target's own noise behind the text and these tokens: the same for any tree, drafter or batch.
+
+        `path` is what stands between the pending token and the decision.
+        """
         ...
 
-    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
-        """`pick` of every row of [rows, V], with one transfer to the host."""
+    def pick_rows(self, probs: Tensor, tree: TokenTree) -> list[int]:
+        """`pick` at every node, from [rows, V] in node order, with one transfer to the host."""
         ...
 
 
 class SharedNoise(Noise, Protocol):
     """What a drafter with `shared_noise` asks besides: how the target's own race would end under the draft's law."""
 
-    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], depth: int, count: int) -> list[int]:
+    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], path: Sequence[int], count: int) -> list[int]:
         """Places of the tokens that `pick` would choose first, in that order."""
         ...
 

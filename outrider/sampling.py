@@ -2,7 +2,8 @@
 
 The order is repetition penalty, presence and frequency penalties, logit bias, bad words, minimum length, constraint,
 temperature, top-k, top-p, min-p; the draft's rows and the target's go through the same code. Temperature 0 applies all
-that can move the argmax and skips the rest. Draws nothing: choosing a token is the verifier's part.
+that can move the argmax and skips the rest. Draws nothing: choosing a token is the verifier's part. On the host rows
+are numpy's, so that no thread of torch's wakes between two steps of a runtime with threads of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import EmptySupport, InputError
+from outrider.native.torch_threads import torch_threads
+from outrider.noise import MASK, text_hash
 from outrider.params import SamplingParams
 from outrider.protocols import Constraint
 from outrider.tree import QRow, TokenTree
@@ -42,6 +45,7 @@ class History:
         self.vocab_size = vocab_size
         self.constraint = constraint
         self._tokens = _Growing(self.prompt)
+        self.hash = text_hash(self._tokens.view)  # of prompt and output; what noise is keyed by
         self._seen = _Tally(self.prompt, vocab_size) if params.repetition_penalty != 1 else None
         self._said = _Tally((), vocab_size) if params.presence_penalty or params.frequency_penalty else None
         self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
@@ -83,6 +87,7 @@ class History:
     def append(self, tokens: Iterable[int]) -> None:
         """Changes state: these tokens became text."""
         new = [int(token) for token in tokens]
+        self.hash = self.hash + text_hash(new, len(self.tokens)) & MASK
         self.output.extend(new)
         self._tokens.extend(new)
         for tally in (self._seen, self._said):
@@ -99,14 +104,13 @@ class History:
         The caller's row is never written to; it is returned as it is where there is nothing to do.
         """
         reshaped = self.reshapes(path)
-        scores = self._reshape(logits.to(torch.float32, copy=True), path) if reshaped else logits.float()
+        scores = self._reshape(_copied(logits), path) if reshaped else logits.float()
         return scores if self.params.greedy else self.warp(scores)
 
     def warp(self, scores: Tensor) -> Tensor:
         """Temperature and truncation of [V] scores, or of [rows, V] on a GPU."""
         p = self.params
-        scores = scores / p.temperature if p.temperature != 1 else scores
-        return keep_min_p(keep_top_p(keep_top_k(scores, p.top_k), p.top_p), p.min_p)
+        return keep_min_p(keep_top_p(keep_top_k(_divided(scores, p.temperature), p.top_k), p.top_p), p.min_p)
 
     def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
         """The draft's law after each path: warped as the target's rows are, cut to the `width` likeliest, renormalised.
@@ -115,16 +119,12 @@ class History:
         the target's are cut or filled up, so that nothing is proposed that the target cannot say. All rows leave the
         device at once.
         """
-        missing = self.vocab_size - logits.shape[1]
-        if missing:
-            logits = torch.nn.functional.pad(logits, (0, missing), value=-math.inf)  # a negative pad cuts
-        scores = self._process_all(logits, paths)
-        highest, where = torch.topk(scores, min(width + 1, self.vocab_size))
-        values, ids = highest.cpu().numpy(), where.cpu().numpy()
+        scores = self._process_all(_as_wide(logits, self.vocab_size), paths)
+        values, ids = _highest(scores, min(width + 1, self.vocab_size))
         if values.shape[1] > width:
             for row in np.flatnonzero((values[:, width] == values[:, width - 1]) & (values[:, width] > -math.inf)):
                 surely = ids[row][values[row] > values[row, width]]  # of the equals the lower ids stay
-                tied = torch.nonzero(scores[row] == float(values[row, width])).flatten().cpu().numpy()
+                tied = np.flatnonzero(scores[row].cpu().numpy() == values[row, width])
                 ids[row, :width] = np.concatenate([surely, tied[: width - len(surely)]])
             values, ids = values[:, :width], ids[:, :width]
         order = np.lexsort((ids, -values))
@@ -137,8 +137,10 @@ class History:
         """[rows, V] `process` of each row, in one go where every row is only divided by the temperature."""
         p = self.params
         if p.top_k or p.top_p < 1 or p.min_p or any(self.reshapes(path) for path in paths):
-            return torch.stack([self.process(row, path) for row, path in zip(logits, paths, strict=True)])
-        return logits.float() if p.greedy or p.temperature == 1 else logits.float() / p.temperature
+            rows = [self.process(row, path) for row, path in zip(logits, paths, strict=True)]
+            together = _cheap_together(logits)
+            return torch.stack(rows) if together else torch.from_numpy(np.stack([row.numpy() for row in rows]))
+        return _divided(logits.float(), 1.0 if p.greedy else p.temperature)
 
     def _reshape(self, scores: Tensor, path: Sequence[int]) -> Tensor:
         """All that comes before the temperature; writes to `scores`."""
@@ -157,8 +159,9 @@ class History:
         if banned:
             scores[torch.tensor(banned, device=scores.device)] = -math.inf
         if self.constraint is not None:
-            scores = self.constraint.reshape(self._with(path), scores).float()
-        if (banned or p.logit_bias or self.constraint is not None) and not bool(scores.max() > -math.inf):
+            with torch_threads(torch.get_num_threads() if _cheap_together(scores) else 1):
+                scores = self.constraint.reshape(self._with(path), scores).float()
+        if (banned or p.logit_bias or self.constraint is not None) and not bool(_top(scores) > -math.inf):
             raise EmptySupport(
                 f"no token is left to follow token {self.generated + len(path)} of the output: "
                 "loosen logit_bias, bad_words, min_new_tokens or the constraint"
@@ -224,13 +227,14 @@ class TargetRows:
     def argmax(self, node: int) -> int:
         """The likeliest token, the lowest id among equals."""
         if node not in self._argmax:
-            if self._history.reshapes(self._tree.path_tokens(node)):
-                self._argmax[node] = int(self._process(node).argmax())
-            elif self._likeliest is not None:
+            reshaped = self._history.reshapes(self._tree.path_tokens(node))
+            if not reshaped and self._likeliest is not None:
                 self._argmax[node] = self._likeliest[node]
             elif self._logits.device.type == "cpu":
-                row = self._logits[node]  # numpy's argmax: no threads for one row
+                row = self._process(node) if reshaped else self._logits[node]
                 self._argmax[node] = int(row.numpy().argmax() if row.dtype is torch.float32 else row.argmax())
+            elif reshaped:
+                self._argmax[node] = int(self._process(node).argmax())
             else:  # one transfer for the whole tree
                 self._argmax.update(enumerate(self._logits.argmax(1).tolist()))
         return self._argmax[node]
@@ -251,49 +255,100 @@ def keep_top_k(scores: Tensor, k: int) -> Tensor:
     """The k highest; all that equal the k-th stay, as in transformers. 0 keeps everything."""
     if not 0 < k < scores.shape[-1]:
         return scores
-    return scores.masked_fill(scores < torch.topk(scores, k).values[..., -1:], -math.inf)
+    return _at_least(scores, torch.topk(scores, k).values[..., -1:])
 
 
 def keep_top_p(scores: Tensor, p: float) -> Tensor:
     """The fewest likeliest tokens whose probability reaches p; among equals at the boundary the lowest ids stay.
 
-    A token stays while the probability before it is below p. That is decided by sorted values alone, so a sorted
-    prefix that reaches p is enough, and which of the equals stay is settled afterwards by id.
+    A token stays while the probability before it is below p. That is decided by sorted values alone, so on the host a
+    sorted prefix that reaches p is enough, and which of the equals stay is settled afterwards by id.
     """
     if p >= 1:
         return scores
-    on_cpu = not _cheap_together(scores)  # elsewhere sorting is cheap and asking for a value is not
-    top = scores.amax(-1, keepdim=True)
-    total = (scores - top).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    values = torch.topk(scores, min(_PREFIX, scores.numel()) if on_cpu else scores.shape[-1]).values
-    reached = _running(values, top, total)
-    if on_cpu and reached[-1] < p:
-        values = torch.from_numpy(np.sort(scores.numpy())).flip(0)  # several times as fast as torch's sort
-        reached = _running(values, top, total)
+    if _cheap_together(scores):  # sorting is cheap and asking for a value is not
+        return _top_p_together(scores, p)
+    row = scores.numpy()
+    top = row.max()
+    total = np.exp(row - top).sum(dtype=np.float64)
+    values = torch.topk(scores, min(_PREFIX, len(row))).values.numpy()
+    reached = np.exp(values - top).cumsum(dtype=np.float64) / total
+    if reached[-1] < p:
+        values = np.sort(row)[::-1]
+        reached = np.exp(values - top).cumsum(dtype=np.float64) / total
+    kept = 1 + np.count_nonzero(reached[:-1] < p)
+    floor = values[kept - 1]
+    out = row < floor
+    if len(row) - np.count_nonzero(out) > kept:
+        out[np.flatnonzero(row == floor)[kept - np.count_nonzero(row > floor) :]] = True
+    return torch.from_numpy(np.where(out, -math.inf, row))
+
+
+def _top_p_together(scores: Tensor, p: float) -> Tensor:
+    values = torch.sort(scores, descending=True).values
+    odds = (values - values[..., :1]).exp_()
+    reached = odds.cumsum(-1, dtype=torch.float64) / odds.sum(-1, keepdim=True, dtype=torch.float64)
     kept = 1 + (reached[..., :-1] < p).sum(-1, keepdim=True)
     floor = values.gather(-1, kept - 1)
-    out = scores < floor
-    if not on_cpu or scores.numel() - torch.count_nonzero(out) > kept:
-        tied = scores == floor
-        out |= tied & (tied.cumsum(-1) > kept - (scores > floor).sum(-1, keepdim=True))
+    tied = scores == floor
+    out = (scores < floor) | (tied & (tied.cumsum(-1) > kept - (scores > floor).sum(-1, keepdim=True)))
     return scores.masked_fill(out, -math.inf)
-
-
-def _running(values: Tensor, top: Tensor, total: Tensor) -> Tensor:
-    """Probability reached at each of the sorted values."""
-    return (values - top).exp_().cumsum(-1, dtype=torch.float64) / total
 
 
 def keep_min_p(scores: Tensor, min_p: float) -> Tensor:
     """Tokens at least `min_p` times as likely as the likeliest. 0 keeps everything."""
-    if min_p == 0:
-        return scores
-    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -math.inf)
+    return _at_least(scores, _top(scores) + math.log(min_p)) if min_p else scores
 
 
 def _cheap_together(scores: Tensor) -> bool:
     """On a GPU many rows cost as much as one, and asking for a value costs a wait."""
     return scores.device.type != "cpu"
+
+
+def _copied(logits: Tensor) -> Tensor:
+    """In float32."""
+    on_host = not _cheap_together(logits)
+    return torch.from_numpy(logits.float().numpy().copy()) if on_host else logits.to(torch.float32, copy=True)
+
+
+def _divided(scores: Tensor, by: float) -> Tensor:
+    if by == 1:
+        return scores
+    return scores / by if _cheap_together(scores) else torch.from_numpy(scores.numpy() / by)
+
+
+def _top(scores: Tensor) -> Tensor:
+    """[..., 1]: the largest."""
+    if _cheap_together(scores):
+        return scores.amax(-1, keepdim=True)
+    return torch.from_numpy(scores.numpy().max(-1, keepdims=True))
+
+
+def _at_least(scores: Tensor, floor: Tensor) -> Tensor:
+    """-inf for what is below."""
+    if _cheap_together(scores):
+        return scores.masked_fill(scores < floor, -math.inf)
+    row = scores.numpy()
+    return torch.from_numpy(np.where(row < floor.numpy(), -math.inf, row))
+
+
+def _as_wide(logits: Tensor, width: int) -> Tensor:
+    """[rows, width]: cut, or filled up with what cannot be said."""
+    if logits.shape[1] >= width:
+        return logits[:, :width]
+    missing = width - logits.shape[1]
+    if _cheap_together(logits):
+        return torch.nn.functional.pad(logits, (0, missing), value=-math.inf)
+    return torch.from_numpy(np.pad(logits.float().numpy(), ((0, 0), (0, missing)), constant_values=-math.inf))
+
+
+def _highest(scores: Tensor, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The values and ids of the `count` highest of each row, on the host."""
+    if _cheap_together(scores):
+        found = torch.topk(scores, count)
+        return found.values.cpu().numpy(), found.indices.cpu().numpy()
+    rows = [torch.topk(row, count) for row in scores]
+    return np.stack([row.values.numpy() for row in rows]), np.stack([row.indices.numpy() for row in rows])
 
 
 class _Growing:

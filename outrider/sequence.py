@@ -25,7 +25,7 @@ from outrider.tree import TokenTree
 
 StopCheck = Callable[[NDArray[np.int64]], bool]  # a caller's own criterion over all tokens, asked after each one
 Decode = Callable[[Sequence[int]], str]
-NoiseMaker = Callable[[int, int, int, int, int], Noise]  # seed, sample, stream, step, position
+NoiseMaker = Callable[[int, int, int, int, int], Noise]  # seed, sample, stream, hash of the text, position
 
 
 @dataclass(slots=True)
@@ -47,7 +47,6 @@ class Running:
     make_noise: NoiseMaker = StreamNoise
 
     slot: int = -1
-    step: int = 0
     cancelled: bool = False
     finish: FinishReason | None = None
     error: OutriderError | None = None
@@ -89,7 +88,7 @@ class Running:
         return Budget(nodes=max_rows - 1 if left > 1 else 0, depth=left - 1)
 
     def noise(self, stream: int) -> Noise:
-        return self.make_noise(self.seed, self.sample, stream, self.step, len(self.history.tokens))
+        return self.make_noise(self.seed, self.sample, stream, self.history.hash, len(self.history.tokens))
 
     def rows(self, scores: Scores, tree: TokenTree) -> TargetRows:
         assert scores.logits is not None
@@ -111,7 +110,6 @@ class Running:
                 self.on_token(token)
             if self.done:
                 return tokens[: i + 1]
-        self.step += 1
         return tokens
 
     def _check(self, token: int) -> None:

@@ -31,7 +31,7 @@ def law(verifier, *, depth: int) -> dict[tuple[int, ...], float]:
         recipe = Recipe("toy", drafter, verifier, Fixed(Budget(depth, depth)))
         engine = Engine(
             ToyTarget(ToyLM(3, seed=11)), recipe, strict=True,
-            make_noise=lambda seed, sample, stream, step, position: paths.noise(stream, step, position, sample),
+            make_noise=lambda seed, sample, stream, text, position: paths.noise(stream, text, position, sample),
         )  # fmt: skip
         params = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, seed=0)
         return tuple(engine.submit(PROMPT, params).result().token_ids)
@@ -74,7 +74,7 @@ def test_a_draft_that_reports_another_law_than_it_drew_from_is_seen() -> None:
         drafter = Grown(Liar(ToyLM(3, seed=7)), Grower(), sampled=True)
         engine = Engine(
             ToyTarget(ToyLM(3, seed=11)), Recipe("toy", drafter, Rejection(), Fixed(Budget(1, 1))), strict=True,
-            make_noise=lambda seed, sample, stream, step, position: paths.noise(stream, step, position, sample),
+            make_noise=lambda seed, sample, stream, text, position: paths.noise(stream, text, position, sample),
         )  # fmt: skip
         params = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, seed=0)
         return tuple(engine.submit(PROMPT, params).result().token_ids)

@@ -58,3 +58,10 @@ def test_the_invariant_rule_gives_every_drafter_plains_sampled_text(engine: Outr
     plain = run(engine, engine.recipe("plain"), **settings)
     same = run(engine, engine.recipe(name, {"verifier": "invariant", **needed.get(name, {})}), **settings)
     assert [g.token_ids for g in same] == [g.token_ids for g in plain]
+
+
+@pytest.mark.parametrize("context", [32, 64])
+def test_costs_of_a_short_context_are_measured_and_the_text_is_plains(tiny_llama, context: int) -> None:
+    short = Outrider(tiny_llama, "plain", limits={"max_context": context}, strict=True)
+    plain = run(short, short.recipe("plain"))
+    assert [g.token_ids for g in run(short, short.recipe("cost-aware-tree"))] == [g.token_ids for g in plain]

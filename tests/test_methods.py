@@ -10,8 +10,15 @@ import pytest
 import torch
 
 from outrider import methods
+from outrider.api import Outrider
 from outrider.errors import InputError, UnknownName
+from outrider.params import SamplingParams
 from outrider.recipes import mixed, trained
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama) -> Outrider:
+    return Outrider(tiny_llama, "plain", strict=True)
 
 
 def test_every_method_has_a_complete_row_that_survives_json() -> None:
@@ -131,9 +138,9 @@ def test_a_trained_drafter_drafts_wider_where_wide_steps_cost_little(
     parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
     recipe = methods.build("eagle3", parts, {"budget": given})
     assert (recipe.controller.nodes, recipe.controller.breadth) == (most, breadth)
-    assert not recipe.drafter.lone
+    assert not recipe.drafter.beside
     target.own_threads = True
-    assert methods.build("eagle3", parts, {}).drafter.lone
+    assert methods.build("eagle3", parts, {}).drafter.beside
 
 
 def test_mix_asks_a_target_that_pads_its_steps_for_their_width(monkeypatch, tiny_llama) -> None:
@@ -145,3 +152,22 @@ def test_mix_asks_a_target_that_pads_its_steps_for_their_width(monkeypatch, tiny
     target.width = lambda rows: 4 if rows <= 4 else 8
     seconds = methods.build("mix", parts, {"parts": "suffix"}).drafter.seconds
     assert seconds(1, 4).tolist() == [4, 4, 4, 4, 8]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "k-seq", "optimal"])
+def test_mix_refuses_a_rule_that_cannot_take_sampled_and_chosen_candidates_together(
+    engine: Outrider, rule: str
+) -> None:
+    with pytest.raises(InputError, match="use invariant, recursive, naive or traversal"):
+        engine.recipe("mix", {"parts": "draft-model,suffix", "verifier": rule})
+    engine.recipe("mix", {"parts": "suffix", "verifier": rule})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("combine", ["merge", "route"])
+def test_parts_that_draw_need_no_other_beside_them(engine: Outrider, temperature: float, combine: str) -> None:
+    params = SamplingParams(max_new_tokens=12, temperature=temperature, seed=3)
+    recipe = engine.recipe("mix", {"parts": "draft-model", "size": "budget", "combine": combine})
+    drafted = engine.engine.submit([1, 2, 3], params, recipe).result()
+    plain = engine.engine.submit([1, 2, 3], params, engine.recipe("plain")).result()
+    assert drafted.token_ids == plain.token_ids and drafted.stats.drafted and not drafted.stats.drafter_failures

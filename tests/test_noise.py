@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from outrider.noise import (
     _GOLDEN,
     DRAFT,
-    TARGET,
     VERIFY,
     StreamNoise,
     _on_device,
@@ -26,9 +25,11 @@ from outrider.noise import (
     key,
     mix,
     race,
+    text_hash,
     uniform,
     uniforms,
 )
+from outrider.tree import fixed
 
 FALSE_ALARM = 1e-4
 CPU = torch.device("cpu")
@@ -171,16 +172,49 @@ def test_a_coin_and_a_draw_under_one_key_are_independent() -> None:
 def test_no_two_decisions_share_a_key() -> None:
     grid = itertools.product((0, 1), (DRAFT, VERIFY), range(12), range(20), range(8), (0, 1))
     keys = [key(7, *parts) for parts in grid]
-    keys += [key(7, sample, TARGET, position) for sample in (0, 1) for position in range(4000)]
+    keys += [StreamNoise(7, sample, VERIFY, 0, 0).target_key([text]) for sample in (0, 1) for text in range(4000)]
     assert len(keys) == 2 * 2 * 12 * 20 * 8 * 2 + 8000 and len(set(keys)) == len(keys)
 
 
-def test_target_noise_depends_on_the_absolute_position_alone() -> None:
+@given(st.lists(st.integers(0, 200_000), max_size=60), st.integers(0, 60))
+def test_the_hash_of_a_text_is_the_same_in_one_go_and_token_by_token(tokens: list[int], cut: int) -> None:
+    whole = text_hash(tokens)
+    assert whole == text_hash(np.array(tokens, dtype=np.int64)) < 2**64
+    assert whole == sum(text_hash([token], place) for place, token in enumerate(tokens)) % 2**64
+    assert whole == (text_hash(tokens[:cut]) + text_hash(tokens[cut:], len(tokens[:cut]))) % 2**64
+
+
+def test_texts_that_differ_have_different_hashes() -> None:
+    rng = np.random.default_rng(0)
+    texts = {tuple(text) for length in range(8) for text in itertools.product(range(4), repeat=length)}
+    long = rng.integers(0, 50_000, 3000).tolist()
+    texts |= {tuple(long[start:]) for start in range(1500)} | {tuple(long[:end]) for end in range(9, 1500)}
+    texts |= {(*long[:i], long[i + 1], long[i], *long[i + 2 :]) for i in range(0, 1500, 2)}  # two tokens swapped
+    assert len({text_hash(text) for text in texts}) == len(texts)
+
+
+def _noise_after(text: list[int], seed: int = 1, sample: int = 0, stream: int = VERIFY) -> StreamNoise:
+    return StreamNoise(seed, sample, stream, text_hash(text), len(text))
+
+
+def test_target_noise_depends_on_seed_sample_and_text_alone() -> None:
     probs = torch.softmax(torch.linspace(-1, 1, 50), 0)
-    here = [StreamNoise(1, 0, VERIFY, 3, 100).pick(probs, d) for d in range(20)]
-    assert here == [StreamNoise(1, 0, DRAFT, 99, 100 + d).pick(probs, 0) for d in range(20)]
-    assert here != [StreamNoise(1, 1, VERIFY, 3, 100).pick(probs, d) for d in range(20)]
-    assert here != [StreamNoise(2, 0, VERIFY, 3, 100).pick(probs, d) for d in range(20)]
+    text = np.random.default_rng(0).integers(0, 50, 40).tolist()
+    here = [_noise_after(text[:20]).pick(probs, text[20 : 20 + d]) for d in range(20)]
+    assert here == [_noise_after(text[: 20 + d], stream=DRAFT).pick(probs, ()) for d in range(20)]
+    for other in (
+        _noise_after(text[:20], sample=1),
+        _noise_after(text[:20], seed=2),
+        _noise_after(text[1:20]),  # the same tokens before it, but not all of them
+    ):
+        assert here != [other.pick(probs, text[20 : 20 + d]) for d in range(20)]
+
+
+def test_picking_at_all_nodes_at_once_is_picking_at_each() -> None:
+    tree = fixed(np.array([5, 1, 2, 3, 1, 9]), np.array([-1, 0, 0, 1, 3, 2]), "test")
+    probs = torch.softmax(torch.from_numpy(np.random.default_rng(0).normal(size=(len(tree), 80))), 1)
+    noise = _noise_after([7, 8, 5])
+    assert noise.pick_rows(probs, tree) == [noise.pick(probs[i], tree.path_tokens(i)) for i in range(len(tree))]
 
 
 def test_fresh_seeds_differ() -> None:

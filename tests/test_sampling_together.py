@@ -55,7 +55,8 @@ def test_the_same_tokens_are_chosen(settings: dict[str, Any], monkeypatch: pytes
             made = rows(settings)
             laws = made.together()
             assert laws is not None
-            assert noise.pick_rows(laws, [0] * len(TREE)) == [noise.pick(law, 0) for law in laws]
+            one_by_one = [noise.pick(law, TREE.path_tokens(node)) for node, law in enumerate(laws)]
+            assert noise.pick_rows(laws, TREE) == one_by_one
             assert Invariant().verify(TREE, made, noise) == want
 
 

@@ -218,13 +218,13 @@ class _Probe:
         return range(first, first + (self.made.plan.trees if drawn else 1))
 
     def _grow(self, shape: Shape, number: int, slot: int, pending: int) -> TokenTree:
-        noise = StreamNoise(self.seed, number, DRAFT, self.steps, 0)
+        noise = StreamNoise(self.seed, number, DRAFT, self.steps, 0)  # a step's number stands for its text
         return shape.grower.grow(self.source, [slot], [pending], [shape.budget], [noise])[0]
 
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict:
         if self.drawn:
             self.made.positions.append(self._look(tree, rows))
-        return Verdict((), noise.pick(rows.probs(0), 0))
+        return Verdict((), noise.pick(rows.probs(0), ()))
 
     def _look(self, run: TokenTree, rows: Rows) -> Position:
         p, q = rows.probs(0).double().cpu(), self.drawn[0][0].draws[0][0].row

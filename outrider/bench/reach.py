@@ -185,11 +185,11 @@ class _EveryWay:
         chosen = self.paths.decide((node, draw), [*odds, rest])
         return int(tokens[chosen]) if chosen < len(tokens) else NOTHING
 
-    def pick(self, probs: Tensor, depth: int) -> int:
+    def pick(self, probs: Tensor, path: Sequence[int]) -> int:
         raise AssertionError("only the invariant rule picks, and it is not run")
 
-    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
-        return [self.pick(row, depth) for row, depth in zip(probs, depths, strict=True)]
+    def pick_rows(self, probs: Tensor, tree: TokenTree) -> list[int]:
+        return [self.pick(row, ()) for row in probs]
 
 
 @dataclass(frozen=True, slots=True)

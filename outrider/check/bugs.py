@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from outrider.errors import UnknownName
-from outrider.noise import StreamNoise
-from outrider.protocols import Recipe, Target
+from outrider.noise import StreamNoise, text_hash
+from outrider.protocols import Noise, Recipe, Target
 from outrider.sequence import Running
 from outrider.target.eager import TransformersTarget
 from outrider.target.passes import Block
@@ -93,7 +93,12 @@ def _commits_in_place(target: Target) -> tuple[Any, str, Any]:
 
 
 def _first_step_again(running: Running, stream: int) -> StreamNoise:
-    return StreamNoise(running.seed, running.sample, stream, 0, len(running.prompt))
+    return StreamNoise(running.seed, running.sample, stream, text_hash(running.prompt), len(running.prompt))
+
+
+def _by_step(running: Running, stream: int) -> Noise:
+    history = running.history
+    return running.make_noise(running.seed, running.sample, stream, running.stats.steps, len(history.tokens))
 
 
 BUGS = {
@@ -115,6 +120,10 @@ BUGS = {
         Bug(
             "reused-noise", "every step draws with the random bits of the first one",
             ("seeded", "martingale"), lambda recipe, target: (Running, "noise", _first_step_again),
+        ),
+        Bug(
+            "noise-by-step", "random bits are those of the step's number, which begins anew in every request",
+            ("dependent",), lambda recipe, target: (Running, "noise", _by_step),
         ),
         Bug(
             "off-by-one-position", "a tree node's position follows its place in storage, not its depth",

@@ -2,7 +2,7 @@
 
 The process must draw through `Branches.noise` only; it is run again and again, depth first, with the choices
 prescribed up to the last open one. Nothing is sampled, so laws computed here are exact to rounding. Two uses of one
-noise key, and randomness from elsewhere, are errors.
+noise key, and randomness from elsewhere, are errors; with `shared` keys a second use meets the bits of the first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import InputError
+from outrider.noise import MASK, text_hash
+from outrider.tree import TokenTree
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 Key = tuple[str | int, ...]
+Bounds = tuple[float, float]
+_ROUNDING = 1e-12  # a share of a key's bits smaller than this is none
 
 
 class ReusedNoise(AssertionError):
@@ -36,6 +40,7 @@ class _Decision:
     key: Key
     values: list[int]  # of positive probability
     probs: list[float]
+    bounds: list[Bounds]  # of the key's uniform, for each value
     chosen: int = 0
 
 
@@ -44,24 +49,24 @@ class Branches:
     """The choices of one replay. Hands out noise; a new `Branches` is made by `branches`, not by hand."""
 
     tape: list[_Decision] = field(default_factory=list)  # prescribed choices, extended by each new decision
-    used: dict[Key, int] = field(default_factory=dict)  # keys in the order of this replay
+    shared: bool = False  # a key may come again
+    used: dict[Key, Bounds] = field(default_factory=dict)  # what is known of each key's uniform
+    made: int = 0  # decisions of this replay
 
-    def noise(self, stream: str | int = "verify", step: int = 0, position: int = 0, sample: int = 0) -> BranchingNoise:
-        return BranchingNoise(self, stream, step, position, sample)
+    def noise(self, stream: str | int = "verify", text: int = 0, position: int = 0, sample: int = 0) -> BranchingNoise:
+        return BranchingNoise(self, stream, text, position, sample)
 
     def decide(self, key: Key, weights: Tensor | NDArray[np.float64] | list[float]) -> int:
-        """The index chosen in this replay among those of positive weight."""
-        if key in self.used:
+        """The index chosen in this replay, among those that the key's bits still allow."""
+        if key in self.used and not self.shared:
             raise ReusedNoise(f"noise key {key} was used twice")
-        at = self.used[key] = len(self.used)
+        at, self.made = self.made, self.made + 1
         if at == len(self.tape):
-            law = np.asarray(weights, dtype=np.float64)
-            assert bool((law >= 0).all()) and law.sum() > 0, f"not a law at {key}: {law}"
-            values = np.nonzero(law)[0]
-            self.tape.append(_Decision(key, values.tolist(), (law[values] / law.sum()).tolist()))
+            self.tape.append(_opened(key, np.asarray(weights, dtype=np.float64), self.used.get(key, (0.0, 1.0))))
         decision = self.tape[at]
         if decision.key != key:
             raise HiddenRandomness(f"a replay asked for {key} where it had asked for {decision.key}")
+        self.used[key] = decision.bounds[decision.chosen]
         return decision.values[decision.chosen]
 
     def probability(self) -> float:
@@ -75,7 +80,20 @@ class Branches:
         if not tape:
             return None
         tape[-1].chosen += 1
-        return Branches(tape)
+        return Branches(tape, self.shared)
+
+
+def _opened(key: Key, law: NDArray[np.float64], known: Bounds) -> _Decision:
+    """By inversion: a value is chosen where the uniform falls between the running sums before and after it."""
+    assert bool((law >= 0).all()) and law.sum() > 0, f"not a law at {key}: {law}"
+    law = law / law.sum()
+    low, high = known
+    ends = law.cumsum()
+    starts, ends = np.maximum(ends - law, low), np.minimum(ends, high)
+    inside = law if high - low == 1.0 else np.where(law > 0, (ends - starts) / (high - low), 0.0)
+    values = np.nonzero(inside > (0.0 if high - low == 1.0 else _ROUNDING))[0]
+    bounds = list(zip(starts[values].tolist(), ends[values].tolist(), strict=True))
+    return _Decision(key, values.tolist(), (inside[values] / inside[values].sum()).tolist(), bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,45 +102,47 @@ class BranchingNoise:
 
     branches: Branches
     stream: str | int
-    step: int
+    text: int
     position: int
     sample: int
 
     def coin(self, p: float, node: int, draw: int) -> bool:
         assert 0.0 <= p <= 1.0, f"a coin of probability {p}"
-        return bool(self.branches.decide(self._key(node, draw), [1.0 - p, p]))
+        return bool(self.branches.decide(self._key(node, draw, 0), [1.0 - p, p]))
 
     def draw(self, weights: Tensor | NDArray[np.float64], node: int, draw: int) -> int:
-        return self.branches.decide(self._key(node, draw), weights)
+        return self.branches.decide(self._key(node, draw, 1), weights)
 
-    def pick(self, probs: Tensor, depth: int) -> int:
-        return self.branches.decide(("target", self.sample, self.position + depth), probs)
+    def pick(self, probs: Tensor, path: Sequence[int]) -> int:
+        text = self.text + text_hash(path, self.position) & MASK
+        return self.branches.decide(("target", self.sample, text), probs)
 
-    def pick_rows(self, probs: Tensor, depths: Sequence[int]) -> list[int]:
+    def pick_rows(self, probs: Tensor, tree: TokenTree) -> list[int]:
         raise AssertionError("every row picked at once would branch on nodes that the walk never reaches")
 
-    def _key(self, node: int, draw: int) -> Key:
-        return (self.stream, self.sample, self.step, node, draw)
+    def _key(self, node: int, draw: int, use: int) -> Key:
+        """A coin and a draw under one key have bits of their own; but where no key may come twice, they must not."""
+        return (self.stream, self.sample, self.text, node, draw, *((use,) if self.branches.shared else ()))
 
 
-def branches(run: Callable[[Branches], T], limit: int = 20_000) -> Iterator[tuple[T, float]]:
+def branches(run: Callable[[Branches], T], limit: int = 20_000, shared: bool = False) -> Iterator[tuple[T, float]]:
     """Each outcome of `run` with its probability; the same outcome may come more than once."""
-    path: Branches | None = Branches()
+    path: Branches | None = Branches(shared=shared)
     count = 0
     while path is not None:
         if count == limit:
             raise InputError(f"more than {limit} outcomes; choose a smaller tree or vocabulary, or raise the limit")
         result = run(path)
-        if len(path.used) != len(path.tape):
+        if path.made != len(path.tape):
             raise HiddenRandomness("a replay ended before its prescribed choices were used up")
         yield result, path.probability()
         count += 1
         path = path.next()
 
 
-def outcomes(run: Callable[[Branches], K], limit: int = 20_000) -> dict[K, float]:
+def outcomes(run: Callable[[Branches], K], limit: int = 20_000, shared: bool = False) -> dict[K, float]:
     """The law of what `run` returns."""
     law: dict[K, float] = {}
-    for result, probability in branches(run, limit):
+    for result, probability in branches(run, limit, shared):
         law[result] = law.get(result, 0.0) + probability
     return law

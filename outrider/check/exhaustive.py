@@ -187,11 +187,11 @@ class _Text:
         raise AssertionError("a toy's laws are tables")
 
 
-def distance(law: Sequences, target: ToyLM, length: int) -> float:
+def distance(law: Sequences, target: ToyLM, length: int, after: tuple[int, ...] = ()) -> float:
     """Largest difference of a sequence's probability, once the target has completed all to one length."""
-    difference = plain_law(target, length)
+    difference = plain_law(target, length, after)
     for tokens, weight in law.items():
-        for rest, probability in plain_law(target, length - len(tokens), tokens).items():
+        for rest, probability in plain_law(target, length - len(tokens), (*after, *tokens)).items():
             key = (*tokens, *rest)
             difference[key] = difference.get(key, 0.0) - weight * probability
     return max(map(abs, difference.values()))

@@ -1,14 +1,14 @@
 """The losslessness gate: proves or refutes "same output" for one method on one model, and keeps the evidence.
 
-Four parts (exhaustive, greedy, seeded, martingale); each names what it could not test. With planted bugs it runs the
-clean parts first and then each bug, which some part must catch. An interrupt leaves what is known so far.
+Five parts (exhaustive, dependent, greedy, seeded, martingale); each names what it could not test. With planted bugs it
+runs the clean parts first and then each bug, which some part must catch. An interrupt leaves what is known so far.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider import runtimes
 from outrider.api import Outrider
-from outrider.check import exhaustive
+from outrider.check import dependent, exhaustive
 from outrider.check.bugs import Bug
 from outrider.check.greedy import greedy_jobs, run_greedy
 from outrider.check.martingale import Martingale, run_martingale
@@ -24,13 +24,14 @@ from outrider.check.reference import Answer, Job, Plain, RuntimePlain, Watch
 from outrider.check.runs import Subject
 from outrider.check.seeded import run_seeded, seeded_jobs
 from outrider.check.ties import Comparison, Precision, measure
+from outrider.check.toy_methods import coupled_methods, one_a_family
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt, built_in_prompts
 from outrider.target.support import context_limit
 
-PARTS = ("exhaustive", "greedy", "seeded", "martingale")
+PARTS = ("exhaustive", "dependent", "greedy", "seeded", "martingale")
 # Of the martingale part, in turn. Warm texts tell most: p and q then share more of the vocabulary.
 SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -63,7 +64,7 @@ class Size:
     sampled: int  # texts a round of the martingale part
     sampled_tokens: int
     rounds: int  # at most; it stops when its power suffices
-    thorough: bool  # every shape and case of the exhaustive part
+    thorough: bool  # every shape and case of the exhaustive part, every method of the dependent one
 
 
 QUICK = Size(3, 24, 20, 5, 20, 12, 48, 4, thorough=False)
@@ -247,6 +248,17 @@ class _Gate:
         )
         part.outcome = Outcome.REFUTED if wrong else Outcome.PASSED
 
+    def _run_dependent(self, part: Part) -> None:
+        results: list[dependent.Result] = []
+        part._evidence = lambda: {"tolerance": exhaustive.TOLERANCE, "methods": [asdict(r) for r in results]}
+        method, known = self.subject.recipe.name, coupled_methods()
+        names = known if self.size.thorough else one_a_family()
+        for name in [*names, *({method} & {*known} - {*names})]:
+            self.watch(f"dependent: {name}", 0)
+            results.append(dependent.examine(name, 2 if self.size.thorough else 1))
+        part.summary = dependent.summary(results)
+        part.outcome = Outcome.PASSED if all(r.passed for r in results) else Outcome.REFUTED
+
     def _run_greedy(self, part: Part) -> None:
         answers, precision = self._plain_greedy(), self._noise()
         self._compare(part, answers, precision, run_greedy)
@@ -338,7 +350,7 @@ def planned_tokens(size: Size, bugs: Sequence[Bug]) -> int:
     seeded = size.seeded * (3 * size.seeded_tokens + 2 * size.forced_tokens)
     sampled = size.sampled * size.sampled_tokens * 2
     reference = 5 * size.prompts * size.tokens + size.seeded * size.seeded_tokens
-    cost = {"exhaustive": 0, "greedy": greedy, "seeded": seeded, "martingale": sampled}
+    cost = {"exhaustive": 0, "dependent": 0, "greedy": greedy, "seeded": seeded, "martingale": sampled}
     return reference + sum(cost.values()) + sum(cost[part] for bug in bugs for part in bug.parts)
 
 

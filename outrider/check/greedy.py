@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from outrider.check.reference import Answer, Job, Watch
 from outrider.check.runs import FORCED, Subject, one_by_one, shortened, steps_of, together
 from outrider.check.ties import Comparison
-from outrider.params import SamplingParams
+from outrider.params import SamplingArguments, SamplingParams
 from outrider.protocols import Recipe
 
-PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+PENALTIES: SamplingArguments = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
 
 
 def greedy_jobs(prompts: Sequence[tuple[str, tuple[int, ...]]], tokens: int) -> list[Job]:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from outrider.noise import TARGET, StreamNoise, key, uniforms
+from outrider.noise import TARGET, StreamNoise, uniforms
 from outrider.params import SamplingParams
 from outrider.sampling import History
 
@@ -24,9 +24,9 @@ def chosen(history: History, loose: History, row: Tensor) -> tuple[int, float]:
         top = torch.topk(history.process(row).double(), 2)
         return int(history.process(row).argmax()), float(top.values[0] - top.values[1]) * unit
     assert params.seed is not None
-    place = len(history.tokens)
-    token = StreamNoise(params.seed, 0, TARGET, 0, place).pick(torch.softmax(history.process(row), 0), 0)
-    waits = -torch.log1p(-uniforms(key(params.seed, 0, TARGET, place), row.numel(), row.device))
+    noise = StreamNoise(params.seed, 0, TARGET, history.hash, len(history.tokens))
+    token = noise.pick(torch.softmax(history.process(row), 0), ())
+    waits = -torch.log1p(-uniforms(noise.target_key(()), row.numel(), row.device))
     return token, race_margin(loose.process(row).double(), waits, token, params) * unit
 
 

@@ -75,7 +75,8 @@ class StepCost:
         seen = self._seen.get(batch)
         if not seen:
             return [0.0], [1.0]
-        for size in [size for size, steps in seen.items() if self._steps - steps[-1].time > OLD and len(seen) > 1]:
+        last = max(steps[-1].time for steps in seen.values())  # stays, in a batch that was not met for long too
+        for size in [size for size, steps in seen.items() if steps[-1].time < min(last, self._steps - OLD)]:
             del seen[size]
         known = [steps for _, steps in sorted(seen.items()) if len(steps) >= ENOUGH]
         if not known:

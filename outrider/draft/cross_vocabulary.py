@@ -307,10 +307,10 @@ class CrossVocabulary:
         tokens, weights = in_target_tokens(reading, self.mapped.first)
         if not len(tokens):
             return EMPTY
-        logits = torch.full((len(self.mapped.target),), -torch.inf)
-        logits[torch.from_numpy(tokens)] = torch.from_numpy(np.log(weights)).float()
+        logits = np.full(len(self.mapped.target), -np.inf, dtype=np.float32)
+        logits[tokens] = np.log(weights)
         try:
-            return seat.context.draft_rows(logits[None], [reading.path], self.width)[0]
+            return seat.context.draft_rows(torch.from_numpy(logits[None]), [reading.path], self.width)[0]
         except EmptySupport:  # all that the draft can think of is banned here
             return EMPTY
 

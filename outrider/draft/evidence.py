@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
+from outrider.errors import InputError
 from outrider.tree import TokenTree
 
 STRENGTHS = 12  # grades of how sure a drafter is, each a factor of 1.6
@@ -49,7 +50,8 @@ class Evidence:
     counts: NDArray[np.float64] = field(init=False)  # [set of drafters, place, strength, (offered, right, claimed)]
 
     def __post_init__(self) -> None:
-        assert 1 <= self.drafters <= MOST_DRAFTERS, "the table grows with the sets of drafters"
+        if self.drafters > MOST_DRAFTERS:  # the table grows with the sets of drafters
+            raise InputError(f"{self.drafters} drafters of chosen candidates in one tree; use at most {MOST_DRAFTERS}")
         self.counts = np.zeros((1 << self.drafters, PLACES, STRENGTHS, 3))
 
     def weigh(self, trees: Sequence[TokenTree], first: int = 0) -> Union:

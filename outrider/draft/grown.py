@@ -1,18 +1,17 @@
 """Grown: a drafter made of a source (next-token laws) and a grower (the shape of the tree).
 
-`sampled` draws candidates from the source's law, for a coupled verification rule; a greedy request never draws. `lone`
-keeps the drafts of a single sequence on the calling thread, for use beside a target with threads of its own: torch's
-would wait for those that still spin after their last work, and take their cores from them when the next step begins.
+`sampled` draws candidates from the source's law, for a coupled verification rule; a greedy request never draws.
+`beside` a target with threads of its own it stays on the calling thread: torch's would wait for those that still spin
+after their last work, and take their cores from them when the next step begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import torch
-
+from outrider.native.torch_threads import torch_threads
 from outrider.protocols import Budget, Chunk, Context, Grower, Needs, Noise, Source, StepRecord
 from outrider.tree import TokenTree
 
@@ -23,7 +22,7 @@ class Grown:
     grower: Grower
     sampled: bool = False
     shared_noise: bool = False
-    lone: bool = False
+    beside: bool = False
     _contexts: dict[int, Context] = field(default_factory=dict)
 
     @property
@@ -36,7 +35,8 @@ class Grown:
 
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
         self._contexts[slot] = context
-        self.source.begin(slot, context, chunks)
+        with self._threads():
+            self.source.begin(slot, context, chunks)
 
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
@@ -46,20 +46,13 @@ class Grown:
         contexts = [self._contexts[slot] for slot in slots]
         pending = [int(context.tokens[-1]) for context in contexts]
         own = [n if self.sampled and c.temperature > 0 else None for n, c in zip(noise, contexts, strict=True)]
-        with _threads(1 if self.lone and len(slots) == 1 else torch.get_num_threads()):
+        with self._threads():
             return self.grower.grow(self.source, slots, pending, budgets, own)
 
     def observe(self, slot: int, record: StepRecord) -> None:
-        self.source.observe(slot, record)
+        with self._threads():
+            self.source.observe(slot, record)
         self.grower.observe(slot, record)
 
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many of torch's on this thread; a fraction of a microsecond."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    def _threads(self) -> AbstractContextManager[None]:
+        return torch_threads(1) if self.beside else nullcontext()

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
 from outrider.draft.places import places
+from outrider.draft.top_rows import likeliest, picked
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import NOTHING, Draw, QRow, TokenTree
 
@@ -95,8 +95,8 @@ class Jacobi:
             return []
         if self.sampled and context.temperature > 0:
             paths = [path[:i] for i in range(len(rows))]
-            return list(context.draft_rows(logits[torch.from_numpy(rows)], paths, self.width))
-        return list(logits[int(rows[0]) : int(rows[-1]) + 1].argmax(1)[rows - rows[0]].tolist())
+            return list(context.draft_rows(picked(logits, rows), paths, self.width))
+        return likeliest(logits, rows).tolist()
 
     def _draw(self, window: _Window, budget: Budget, noise: Noise) -> TokenTree:
         """Every law is fixed before anything is drawn from it; the fresh guesses may look at the tokens before them."""

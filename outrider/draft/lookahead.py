@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.draft.ngram_pool import NgramPool
 from outrider.draft.places import places
+from outrider.draft.top_rows import likeliest
 from outrider.errors import InputError
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import NOTHING, TokenTree, fixed
@@ -145,7 +146,7 @@ class Lookahead:
         ran = len(tips) if len(tips) == 0 or tips[-1] != NOTHING else int((tips == NOTHING).argmax())
         grown = own.columns[:0]
         if ran:
-            rows = logits[tips[:ran].tolist()].argmax(1).cpu().numpy()
+            rows = likeliest(logits, tips[:ran])
             grams = np.concatenate([own.columns[:ran], rows[:, None]], axis=1)  # [ran, N]
             own.pool.add(grams)
             grown = grams[gain - 1 :, 1:]

@@ -15,12 +15,24 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outrider.compiled import compiled
 from outrider.draft.evidence import Evidence, Union
 from outrider.draft.worth import Worth, rates
 from outrider.errors import InputError
-from outrider.protocols import NO_NEEDS, Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, StepRecord
+from outrider.protocols import (
+    NO_NEEDS,
+    Budget,
+    Chunk,
+    Context,
+    Drafter,
+    Needs,
+    Noise,
+    Remembers,
+    SharedNoise,
+    StepRecord,
+)
 from outrider.tree import TokenTree, fixed, merge, root
 
 Seconds = Callable[[int, int], NDArray[np.float64]]  # by batch and most candidates: seconds with 0, 1, ... of them
@@ -168,7 +180,7 @@ class Mix:
             own = [Budget(int(budget.nodes * share), budget.depth) for budget in budgets]
             able = [i for i, budget in enumerate(own) if min(budget.nodes, budget.depth) > 0]
             if able:
-                apart = [cast(Noise, _Apart(noise[i], number)) for i in able]
+                apart = [_Apart(noise[i], number) for i in able]
                 made = part.propose([slots[i] for i in able], [own[i] for i in able], apart)
                 for i, tree in zip(able, made, strict=True):
                     trees[i] = merge(trees[i], tree)
@@ -179,7 +191,7 @@ class Mix:
         return [self._united([trees[i] for trees in offers]) for i in range(batch)]
 
     def _united(self, trees: Sequence[TokenTree]) -> Union:
-        if self.combine == "merge":
+        if self.combine == "merge" or not trees:
             return self.evidence.weigh(trees)
         alone = [self.evidence.weigh([tree], first=i) for i, tree in enumerate(trees)]
         return max(alone, key=lambda own: float(own.weights.sum()))
@@ -277,8 +289,19 @@ class _Apart:
     def coin(self, p: float, node: int, draw: int) -> bool:
         return self.noise.coin(p, node + (self.part << 16), draw)
 
-    def draw(self, weights: Any, node: int, draw: int) -> int:
+    def draw(self, weights: Tensor | NDArray[np.float64], node: int, draw: int) -> int:
         return self.noise.draw(weights, node + (self.part << 16), draw)
+
+    # The target's own noise is one for all: a part that follows it must see what the target will
+
+    def pick(self, probs: Tensor, path: Sequence[int]) -> int:
+        return self.noise.pick(probs, path)
+
+    def pick_rows(self, probs: Tensor, tree: TokenTree) -> list[int]:
+        return self.noise.pick_rows(probs, tree)
+
+    def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], path: Sequence[int], count: int) -> list[int]:
+        return cast(SharedNoise, self.noise).first(ids, probs, path, count)
 
 
 def _levels(tree: TokenTree, budget: Budget) -> int:

@@ -24,6 +24,7 @@ class _Seat:
     context: Context
     lead: list[int] = field(default_factory=list)  # tokens not yet in the draft's cache, the pending one last
     run: TokenTree | None = None  # the nodes of this step that went through the draft model
+    started: bool = False  # whether it was asked in this step
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class ModelSource:
         out = []
         for seat, own in zip(seats, scores, strict=True):
             assert own.logits is not None
-            seat.run = None
+            seat.run, seat.started = None, True
             out += seat.context.draft_rows(own.logits[-1:], [()], self.width)
         return out
 
@@ -83,7 +84,8 @@ class ModelSource:
     def observe(self, slot: int, record: StepRecord) -> None:
         """Keep what was accepted and already run; the rest waits for the next start."""
         seat = self._seats[slot]
-        if record.tree.candidates == 0 or not record.emitted:  # the draft model did not run in this step
+        asked, seat.started = seat.started, False
+        if not asked or record.tree.candidates == 0 or not record.emitted:  # nothing of it that could stay
             seat.lead.extend(record.emitted)
             return
         kept = _followed(seat.run, record.tree.path_tokens(record.verdict.path[-1])) if record.verdict.path else []

@@ -21,7 +21,7 @@ from outrider.draft.odds import Odds, chance_of, count_offer, new_odds, reset, r
 from outrider.draft.positions import Path, Positions, positions
 from outrider.draft.top_rows import top_of
 from outrider.errors import InputError
-from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
+from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord, TopRows
 from outrider.tree import TokenTree, fixed, root
 
 # Children of each place, level by level: 80 places on six levels, the first successor of the first kept longest.
@@ -91,7 +91,7 @@ class Recycling:
         self._seats[slot] = _Seat(context, matrix)
         for chunk in chunks:
             if matrix is not None and self.learn_prompt and (top := top_of(chunk.scores, self.successors)) is not None:
-                tokens = np.asarray(chunk.tokens, dtype=np.int64)
+                tokens = self._known(np.asarray(chunk.tokens, dtype=np.int64), top)
                 _write(matrix, tokens, np.arange(len(tokens)), top.ids, top.logprobs)
 
     def end(self, slot: int) -> None:
@@ -106,8 +106,8 @@ class Recycling:
         matrix = self._seats[slot].matrix
         if matrix is None or (top := top_of(record.scores, self.successors)) is None:
             return
-        path = np.array((0, *record.verdict.path), dtype=np.int64)
-        _learn(matrix, self._odds, record.tree.tokens, path, record.verdict.next_token, top.ids, top.logprobs)
+        tokens, path = self._known(record.tree.tokens, top), np.array((0, *record.verdict.path), dtype=np.int64)
+        _learn(matrix, self._odds, tokens, path, record.verdict.next_token, top.ids, top.logprobs)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         return {"ids": self._matrix.ids.copy(), "logprobs": self._matrix.logprobs.copy(), **stored_odds(self._odds)}
@@ -127,6 +127,14 @@ class Recycling:
         self._matrix.logprobs[:] = -np.inf
         reset(self._odds)
 
+    def _known(self, tokens: NDArray[np.int64], top: TopRows) -> NDArray[np.int64]:
+        """The same, if each is a row of the matrix and has its successors: compiled code would not notice."""
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise InputError(f"a token is not one of the {self.vocab_size} that this drafter knows")
+        if top.ids.shape != (len(tokens), self.successors) or top.ids.max() >= self.vocab_size:
+            raise InputError(f"the target brought {top.ids.shape} successors of {len(tokens)} tokens")
+        return tokens
+
     def _copy(self) -> Matrix | None:
         """A private matrix that starts from what was remembered, while the limit leaves room for one."""
         if not self._spare and self.nbytes + self._matrix.nbytes > self.memory_bytes:
@@ -137,7 +145,7 @@ class Recycling:
 
     def _grow(self, seat: _Seat, budget: Budget) -> TokenTree:
         pending = int(seat.context.tokens[-1])
-        if seat.matrix is None:
+        if seat.matrix is None or pending >= self.vocab_size:
             return root(pending)
         if self.shape == "static":
             s = self.static

@@ -17,6 +17,7 @@ from outrider.protocols import Budget, Chunk, Drafter, Noise, Remembers, Scores,
 from outrider.tree import QRow
 
 _TEXT = (1, 2, 3, 1, 2, 3, 1, 2)
+_PREDICTION = (3, 1, 2, 3, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +25,19 @@ class _Text:
     """All of `protocols.Context` that these drafters read."""
 
     tokens: NDArray[np.int64]
+    prompt: tuple[int, ...]
+    prediction: tuple[int, ...]
     output: tuple[int, ...] = ()
-    prompt: tuple[int, ...] = _TEXT
-    prediction: tuple[int, ...] = (3, 1, 2, 3, 1)
     temperature: float = 0.0
 
     def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
-        return [QRow(np.array([3]), np.array([1.0])) for _ in paths]
+        return [QRow(self.tokens[2:3], np.array([1.0])) for _ in paths]
 
 
 def rehearse(drafter: Drafter, vocab_size: int, noise: Noise | None = None) -> None:
-    """Two steps: one that follows the drafts and one that does not."""
-    words = [token % vocab_size for token in _TEXT]
-    context = _Text(np.array(words, dtype=np.int64))
+    """Two steps: one that follows the drafts and one that does not. A small vocabulary knows its own tokens only."""
+    words, expected = (tuple(token % vocab_size for token in text) for text in (_TEXT, _PREDICTION))
+    context = _Text(np.array(words, dtype=np.int64), words, expected)
     rows = torch.zeros(len(words) - 1, vocab_size)
     drafter.begin(0, context, [Chunk(0, 0, words[:-1], Scores(rows))])
     try:

@@ -31,7 +31,7 @@ from outrider.draft.ngram_table import (
 from outrider.draft.odds import Odds, chance_of, new_odds, reset, restore_odds, stored_odds
 from outrider.draft.positions import Positions, parse, positions
 from outrider.draft.top_rows import top_of
-from outrider.noise import StreamNoise, key
+from outrider.noise import StreamNoise
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import Draw, QRow, TokenTree, fixed
 
@@ -143,7 +143,7 @@ class Stand:
         drawn = self.sampled and not seat.greedy
         if drawn and not isinstance(noise, StreamNoise):
             return self._sampled_tree(fill_by_noise(self._table, self._odds, seat.reader, tail, s, budget, noise))
-        step = key(noise.seed, noise.sample, noise.stream, noise.step) if isinstance(noise, StreamNoise) else 0
+        step = noise.key if isinstance(noise, StreamNoise) else 0
         filled = laws.fill(
             self._table, self._odds, seat.reader, tail, s.parents, s.ranks, s.depths, budget.nodes, budget.depth,
             drawn, np.uint64(step),

@@ -2,7 +2,8 @@
 
 Everything vocabulary-wide that a table drafter does happens here: one scan for the largest and one for the normalising
 sum, on the device where the scores lie; only the few that are kept cross to the host, in one transfer, or come with the
-scores where the target brought them. Ties go to the lower id.
+scores where the target brought them. On the host no thread of torch's takes part: it would go on spinning on a core
+that the target's next step needs. Ties go to the lower id.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.compiled import compiled
+from outrider.native.numbers import log_total
 from outrider.protocols import Scores, TopRows
 
 _BLOCK = 32  # scores compared together before any of them is looked at alone
@@ -30,13 +32,28 @@ def top_of(scores: Scores, count: int) -> TopRows | None:
 def top_rows(logits: Tensor, count: int) -> TopRows:
     """The `count` likeliest tokens of each row of raw scores [rows, V]."""
     scores = logits.float()
-    total = torch.logsumexp(scores, dim=1)
     if scores.device.type == "cpu":
-        ids, values = largest(np.ascontiguousarray(scores.numpy()), count)
-        sums = total.numpy()
+        rows = np.ascontiguousarray(scores.numpy())
+        ids, values = largest(rows, count)
+        sums = log_totals(rows, values[:, 0])
     else:
-        ids, values, sums = _fetch(scores, total, count)
+        ids, values, sums = _fetch(scores, torch.logsumexp(scores, dim=1), count)
     return TopRows(ids, values - sums[:, None])
+
+
+def picked(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """These rows of [rows, V]."""
+    if logits.device.type == "cpu" and logits.dtype is torch.float32:
+        return torch.from_numpy(logits.numpy()[rows])
+    return logits[torch.from_numpy(rows).to(logits.device)]
+
+
+def likeliest(logits: Tensor, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The likeliest token of each of these rows of [rows, V]."""
+    some = picked(logits, rows)
+    if some.device.type == "cpu" and some.dtype is torch.float32:
+        return some.numpy().argmax(1)
+    return some.argmax(1).cpu().numpy()
 
 
 @compiled
@@ -64,6 +81,15 @@ def largest(scores: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32],
                         at -= 1
                     best[at], own[at] = value, i
     return ids, values
+
+
+@compiled
+def log_totals(scores: NDArray[np.float32], tops: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each row, whose largest score is known: the logarithm of the sum of e to each."""
+    sums = np.empty(len(scores), dtype=np.float32)
+    for r in range(len(scores)):
+        sums[r] = log_total(scores[r], tops[r])
+    return sums
 
 
 def _fetch(

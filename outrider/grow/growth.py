@@ -49,6 +49,14 @@ class Growth:
         self.draws.append(())
         return len(self.tokens) - 1
 
+    def path(self, node: int) -> list[int]:
+        """Tokens from the first candidate down to `node`."""
+        tokens: list[int] = []
+        while node > 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
     def may_expand(self, node: int) -> bool:
         return self.room > 0 and self.depths[node] < self.budget.depth
 

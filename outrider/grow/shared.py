@@ -1,6 +1,6 @@
 """Shared noise: candidates in the order in which they would win under the draft's law with the target's own noise.
 
-At each position the target's token is the winner of a race whose noise depends on the seed and the position alone. The
+Behind each text the target's token is the winner of a race whose noise depends on the seed and the text alone. The
 draft runs the same race with its own law, so where the laws are close the winners agree; the first few to arrive become
 children. Lossless with the drafter-invariant rule, which alone decides; every coupled rule refuses such a drafter.
 Without noise the likeliest tokens are taken. Cost: one source call a level.
@@ -52,7 +52,7 @@ class _Race:
             if noise is None:
                 proposals = likeliest(law, count, noise, node)
             else:
-                order = cast(SharedNoise, noise).first(law.ids, law.probs, depth, count)
+                order = cast(SharedNoise, noise).first(law.ids, law.probs, self.growth.path(node), count)
                 proposals = [(int(law.ids[i]), None) for i in order]
             children += self.growth.propose(node, proposals) if proposals else []
         return children

@@ -7,6 +7,7 @@ over a row are taken in an order that depends on its length alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from outrider.native.building import F32, I32, I64, Array, apart, constant, fold
 Row = NDArray[np.float32]
 _SHIFT = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, which then stands in the low bits
 _LOG2E, _LN2_HIGH, _LN2_LOW = 1.44269504, 0.693359375, -2.12194440e-4
+_PIECE = 4096  # values whose sum is taken in float32
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 _SERIES = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -134,35 +136,63 @@ def softmax(scores: Row) -> None:
         scores[i] *= factor
 
 
+@compiled
+def log_total(row: Row, top: float) -> float:
+    """The logarithm of the sum of e to each; `top` is the largest. Pieces are added in float64: rows may be long."""
+    apart()
+    total = 0.0
+    for start in range(0, len(row), _PIECE):
+        total += np.float64(_total(row[start : start + _PIECE], np.float32(top)))
+    return top + np.log(total)
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def _exps(_typing: Any, scores: Any) -> Any:
     """Changes `scores`: e to what each is below the largest. Gives their total, of eight sums added in the end."""
 
     def build(context: Any, b: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
         row = Array(context, b, signature.args[0], given[0])
-        count, eight = row.shape[0], ir.VectorType(F32, 8)
-        whole = b.and_(count, I64(-8))
-
-        def over(start: ir.Value, add: Callable[..., ir.Value], change: Callable[..., ir.Value] | None) -> ir.Value:
-            """All of the row on top of each other, by eights, then what is left."""
-            for kind, low, high in ((eight, I64(0), whole), (F32, whole, count)):
-                lanes = 8 if kind is eight else 1
-                result = variable(b, spread(b, start, 8) if kind is eight else start)
-                with cgutils.for_range_slice(b, low, high, I64(lanes)) as (i, _):
-                    place = b.bitcast(row.at(i), kind.as_pointer())
-                    own = b.load(place, align=4)
-                    if change is not None:
-                        own = change(own)
-                        b.store(own, place, align=4)
-                    b.store(add(b.load(result), own), result)
-                start = folded(b, b.load(result), add) if kind is eight else b.load(result)
-            return start
-
-        def larger(x: ir.Value, y: ir.Value) -> ir.Value:
-            return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-        top = over(b.load(row.at(0)), larger, None)
-        tops = {F32: top, eight: spread(b, top, 8)}
-        return over(F32(0.0), b.fadd, lambda own: _exp(b, b.fsub(own, tops[own.type])))
+        top = _over(b, row, b.load(row.at(0)), partial(_larger, b))
+        return _over(b, row, F32(0.0), b.fadd, partial(_exp_below, b, top), keep=True)
 
     return types.float32(scores), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _total(_typing: Any, scores: Any, top: Any) -> Any:
+    """The total of e to what each is below `top`, of eight sums added in the end."""
+
+    def build(context: Any, b: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
+        row = Array(context, b, signature.args[0], given[0])
+        return _over(b, row, F32(0.0), b.fadd, partial(_exp_below, b, given[1]))
+
+    return types.float32(scores, types.float32), build
+
+
+def _over(
+    b: ir.IRBuilder, row: Array, start: ir.Value, add: Callable[..., ir.Value],
+    change: Callable[..., ir.Value] | None = None, keep: bool = False,
+) -> ir.Value:  # fmt: skip
+    """All of a row on top of each other, by eights, then what is left; `keep`: what is added is written back."""
+    count, eight = row.shape[0], ir.VectorType(F32, 8)
+    whole = b.and_(count, I64(-8))
+    for kind, low, high in ((eight, I64(0), whole), (F32, whole, count)):
+        lanes = 8 if kind is eight else 1
+        result = variable(b, spread(b, start, 8) if kind is eight else start)
+        with cgutils.for_range_slice(b, low, high, I64(lanes)) as (i, _):
+            place = b.bitcast(row.at(i), kind.as_pointer())
+            own = b.load(place, align=4)
+            own = own if change is None else change(own)
+            if keep:
+                b.store(own, place, align=4)
+            b.store(add(b.load(result), own), result)
+        start = folded(b, b.load(result), add) if kind is eight else b.load(result)
+    return start
+
+
+def _larger(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def _exp_below(b: ir.IRBuilder, top: ir.Value, own: ir.Value) -> ir.Value:
+    return _exp(b, b.fsub(own, spread(b, top, 8) if isinstance(own.type, ir.VectorType) else top))

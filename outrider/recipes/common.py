@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from outrider.errors import InputError
 from outrider.methods import Parts
@@ -82,6 +82,8 @@ def wide_steps(parts: Parts) -> bool:
 
 def cost_curve(parts: Parts) -> CostCurve:
     """What a step of this target takes on this machine; measured the first time, then kept."""
+    if parts.cost is not None:
+        return cast("CostCurve", parts.cost)
     from outrider.control.cost import stored
 
     precision = getattr(parts.target, "precision", parts.loaded.model.dtype)

@@ -14,6 +14,7 @@ from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Budget, Controller, Drafter, Even, Pads, Recipe
 from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier, wide_steps
+from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
 TRAINED = "suffix,predicted,eagle3"  # in small trees a table of likely successors adds nothing to these but time
@@ -53,11 +54,17 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
     if not names or "mix" in names or len(set(names)) < len(names):
         raise InputError(f"option parts is {options.parts!r}; name different methods, such as {MODEL_FREE}")
     ranked, dear, drawn = _sorted(parts, names, options)
+    rule = verifier(options.verifier)
+    if drawn and Law.MIXED not in rule.honours:
+        raise InputError(
+            f"option verifier is {options.verifier!r}, which takes no sampled and chosen candidates in one tree; "
+            "use invariant, recursive, naive or traversal, or leave out the parts that draw"
+        )
     mix = Mix([*ranked, *dear], drawn, len(dear), combine=options.combine)
     with told_if_slow("getting ready for this machine: compiling drafters and timing the model; this happens once"):
         if ranked:
             rehearse(Mix(ranked, dear=1, seconds=lambda _, most: np.ones(most + 1)), parts.target.vocab_size)
-        return Recipe("mix", mix, verifier(options.verifier), _sized(parts, mix, options))
+        return Recipe("mix", mix, rule, _sized(parts, mix, options))
 
 
 def _default(parts: Parts, wide: bool) -> str:

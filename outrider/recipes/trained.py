@@ -168,7 +168,7 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
     else:
         beside = isinstance(parts.target, OwnThreads) and parts.target.own_threads
         source = made(lone=_lone_maker(parts, beside)) if kind == "eagle3" else made()
-        drafter = Grown(source, grower, sampled, lone=beside)
+        drafter = Grown(source, grower, sampled, beside=beside)
     return Recipe(kind, drafter, verifier(options.verifier), budget)
 
 

@@ -8,7 +8,8 @@ one, and "the same output" means that of plain decoding in the same precision. C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from outrider.native.building import LINE
 from outrider.native.products import Linear, Rows
 from outrider.native.step import Batch, Outputs, Work, step
 from outrider.native.team import Team
+from outrider.native.torch_threads import torch_threads
 from outrider.protocols import Needs, Scores
 from outrider.target.eager import TransformersTarget
 from outrider.target.native_cache import NativeCache
-from outrider.target.native_model import BITS, as_held, read_by, recognise, weights_of
+from outrider.target.native_model import BITS, as_held, read_by, recognise, weights_of, windows
 from outrider.target.openvino_convert import Traits, traits
 from outrider.target.passes import Block
 from outrider.target.selftest import self_check
@@ -49,6 +51,16 @@ class NativeTarget(TransformersTarget):
         self._turns = np.zeros((2, 0, self._shape.dim), dtype=np.float32)  # cosines and sines by position
         with as_held(model, self._weights):
             self_check(self, None if precision == "float32" else ROUNDED)
+
+    @contextmanager
+    def thresholds_near(self, *, masks_only: bool = False) -> Iterator[list[str]]:
+        weights, turns = self._weights, self._turns
+        with super().thresholds_near(masks_only=masks_only) as moved:
+            try:
+                self._weights, self._turns = weights._replace(windows=windows(self.model)), turns[:, :0]
+                yield moved
+            finally:
+                self._weights, self._turns = weights, turns
 
     @property
     def weight_bytes(self) -> int:
@@ -93,7 +105,8 @@ class NativeTarget(TransformersTarget):
         last = min(int(positions.max()), self.max_context - 1)
         while last >= (known := self._turns.shape[1]):
             places = torch.arange(known, min(known + TURNS, self.max_context))
-            both = self.model.model.rotary_emb(torch.zeros(1), places[None])
+            with torch_threads(1):
+                both = self.model.model.rotary_emb(torch.zeros(1), places[None])
             self._turns = np.concatenate([self._turns, np.stack([own[0].numpy() for own in both])], axis=1)
         return self._turns.take(positions, axis=1)  # contiguous, as compiled code expects
 

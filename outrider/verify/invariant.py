@@ -21,5 +21,5 @@ class Invariant:
         if rows.greedy:
             return follow(tree, rows.argmax)
         if (laws := rows.together()) is not None:
-            return follow(tree, noise.pick_rows(laws, tree.depths.tolist()).__getitem__)
-        return follow(tree, lambda node: noise.pick(rows.probs(node), int(tree.depths[node])))
+            return follow(tree, noise.pick_rows(laws, tree).__getitem__)
+        return follow(tree, lambda node: noise.pick(rows.probs(node), tree.path_tokens(node)))

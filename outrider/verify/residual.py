@@ -46,10 +46,20 @@ def after_rejection(left: Tensor, mass: float, row: QRow) -> tuple[Tensor, float
     """Weights and sum of norm([p - q]+). Exact for "no proposal" too, where q sums below 1."""
     inside = row.ids < left.numel()
     ids, probs = (row.ids, row.probs) if inside.all() else (row.ids[inside], row.probs[inside])
-    at = torch.from_numpy(ids).to(left.device)
-    q = torch.from_numpy(probs).to(left.device, left.dtype)
-    rest = left.index_put((at,), (left[at] - mass * q).clamp_(min=0.0))  # a new tensor: `left` may be the caller's row
-    total = float(rest.sum(dtype=torch.float64))
+    rest, total = (_on_host if left.device.type == "cpu" else _on_device)(left, mass, ids, probs)
     # Nothing left means p <= q everywhere, where a true rejection has probability 0: this one came from rounding, its
     # chance is of that size, and keeping p is as close to the target's law as the numbers allow.
     return (rest, total) if total > 0.0 else (left, mass)
+
+
+def _on_host(left: Tensor, mass: float, ids: NDArray[np.int64], probs: NDArray[np.float64]) -> tuple[Tensor, float]:
+    """In numpy: torch would wake its threads for a row."""
+    rest = left.numpy().copy()  # `left` may be the caller's row
+    rest[ids] = np.maximum(rest[ids] - mass * probs.astype(rest.dtype), 0.0)
+    return torch.from_numpy(rest), float(rest.sum(dtype=np.float64))
+
+
+def _on_device(left: Tensor, mass: float, ids: NDArray[np.int64], probs: NDArray[np.float64]) -> tuple[Tensor, float]:
+    at, q = torch.from_numpy(ids).to(left.device), torch.from_numpy(probs).to(left.device, left.dtype)
+    rest = left.index_put((at,), (left[at] - mass * q).clamp_(min=0.0))
+    return rest, float(rest.sum(dtype=torch.float64))

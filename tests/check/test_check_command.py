@@ -46,7 +46,7 @@ def test_json_alone_is_all_of_standard_output(folder: str) -> None:
 def test_plant_bug_alone_means_all(folder: str) -> None:
     done = run("--model", folder, "--plant-bug", "--quick", "--method", "plain", "--json")
     outcomes = {bug["name"]: bug["outcome"] for bug in json.loads(done.stdout)["bugs"]}
-    assert done.exit_code == 0 and len(outcomes) == 5 and outcomes["wrong-residual"] == "cannot show"
+    assert done.exit_code == 0 and len(outcomes) == 6 and outcomes["wrong-residual"] == "cannot show"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The kit itself: known laws come out right, misuse of noise is an error, and planted bugs are caught."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from outrider.check.enumeration import Branches, HiddenRandomness, ReusedNoise, 
 from outrider.check.exhaustive import CASES, CONTEXT, examine, plain_law
 from outrider.check.toy import TableRows, ToyLM
 from outrider.errors import InputError
+from outrider.noise import text_hash
 from outrider.protocols import Noise, Rows, Verdict
 from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree
 from outrider.verify.recursive import Recursive
@@ -38,7 +39,9 @@ def test_a_process_that_stops_at_random_has_its_law() -> None:
 def test_draws_and_picks_follow_their_weights_and_never_what_has_none() -> None:
     weights = np.array([0.0, 3.0, 1.0])
     assert outcomes(lambda paths: paths.noise().draw(weights, 0, 0)) == pytest.approx({1: 0.75, 2: 0.25})
-    assert outcomes(lambda paths: paths.noise().pick(torch.tensor(weights) / 4, 0)) == pytest.approx({1: 0.75, 2: 0.25})
+    assert outcomes(lambda paths: paths.noise().pick(torch.tensor(weights) / 4, ())) == pytest.approx(
+        {1: 0.75, 2: 0.25}
+    )
     assert outcomes(lambda paths: paths.noise().coin(0.0, 0, 0)) == {False: 1.0}
 
 
@@ -47,8 +50,9 @@ def test_plain_decoding_of_a_toy_model_has_the_product_law() -> None:
 
     def plain(paths: Branches) -> tuple[int, ...]:
         text = list(CONTEXT)
-        for step in range(3):
-            text.append(paths.noise(step=step, position=step).pick(torch.tensor(lm.probs(text)), 0))
+        for _ in range(3):
+            noise = paths.noise(text=text_hash(text), position=len(text))
+            text.append(noise.pick(torch.tensor(lm.probs(text)), ()))
         return tuple(text[len(CONTEXT) :])
 
     law = outcomes(plain)
@@ -59,20 +63,40 @@ def test_one_key_for_two_decisions_is_an_error_within_a_step_only() -> None:
     def reuse(paths: Branches) -> None:
         paths.noise("draft").coin(0.5, 0, 0)
         paths.noise("verify").coin(0.5, 0, 0)
-        paths.noise("verify", step=1).coin(0.5, 0, 0)
+        paths.noise("verify", text=1).coin(0.5, 0, 0)
         paths.noise("verify").draw(np.ones(2), 0, 0)
 
     with pytest.raises(ReusedNoise, match="verify"):
         outcomes(reuse)
 
 
-def test_the_targets_noise_at_one_position_is_for_one_token() -> None:
-    def reuse(paths: Branches) -> None:
-        paths.noise(step=0, position=3).pick(torch.ones(2), 1)
-        paths.noise(step=1, position=4).pick(torch.ones(2), 0)
+def test_the_targets_noise_behind_one_text_is_for_one_token() -> None:
+    def after(paths: Branches, text: list[int], path: list[int]) -> int:
+        return paths.noise(text=text_hash(text), position=len(text)).pick(torch.ones(2), path)
 
     with pytest.raises(ReusedNoise, match="target"):
-        outcomes(reuse)
+        outcomes(lambda paths: (after(paths, [4, 5, 6], [7]), after(paths, [4, 5, 6, 7], [])))
+    law = outcomes(lambda paths: (after(paths, [4, 5, 6], [7]), after(paths, [4, 5, 6], [8])))
+    assert set(law.values()) == {0.25}
+
+
+def test_a_key_that_may_come_again_brings_the_bits_of_the_first_time() -> None:
+    def coins(paths: Branches) -> tuple[bool, bool]:
+        return paths.noise().coin(0.25, 0, 0), paths.noise().coin(0.5, 0, 0)
+
+    assert outcomes(coins, shared=True) == pytest.approx({(True, True): 0.25, (False, True): 0.25, (False, False): 0.5})
+
+    def draws(paths: Branches) -> tuple[int, int, int]:
+        laws = np.array([1.0, 3.0]), np.array([0.0, 1.0, 1.0]), np.array([1.0, 1.0, 2.0])
+        return tuple(paths.noise().draw(law, 0, 0) for law in laws)
+
+    want = {(0, 1, 0): 0.25, (1, 1, 1): 0.25, (1, 2, 2): 0.5}
+    assert outcomes(draws, shared=True) == pytest.approx(want)
+
+    def both(paths: Branches) -> tuple[bool, int]:
+        return paths.noise().coin(0.5, 0, 0), paths.noise().draw(np.ones(2), 0, 0)
+
+    assert set(outcomes(both, shared=True).values()) == {0.25}  # as with the real streams, a coin and a draw differ
 
 
 def test_randomness_from_elsewhere_is_an_error() -> None:
@@ -268,7 +292,7 @@ def test_accepting_by_u_not_above_the_ratio_is_caught() -> None:
         def draw(self, weights: Tensor, node: int, draw: int) -> int:
             return int(weights.argmax())
 
-        def pick(self, probs: Tensor, depth: int) -> int:
+        def pick(self, probs: Tensor, path: Sequence[int]) -> int:
             return int(probs.argmax())
 
     def no_guard(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:

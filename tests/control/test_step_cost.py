@@ -99,3 +99,12 @@ def test_a_size_that_was_slow_long_ago_is_judged_by_its_neighbours_again() -> No
     for _ in range(OLD + ENOUGH):
         cost.add(1, 1, curve(1))
     assert cost.seconds(1, 3)[-1] == pytest.approx(curve(4))
+
+
+def test_a_batch_that_comes_again_after_long_is_judged_by_its_last_steps() -> None:
+    cost = StepCost(curve)
+    for rows in (4, 16):
+        cost.add(rows, 4, 2 * curve(rows))
+    for _ in range(OLD + 1):  # all but one of the sequences are done
+        cost.add(1, 1, curve(1))
+    assert cost.seconds(4, 12)[-1] == pytest.approx(2 * curve(16))

@@ -35,19 +35,19 @@ class Looking:
         return [None] * len(slots)
 
 
-def drafter(grower: Looking, lone: bool) -> Grown:
-    made = Grown(SimpleNamespace(begin=lambda *_: None), grower, lone=lone)
+def drafter(grower: Looking, beside: bool) -> Grown:
+    made = Grown(SimpleNamespace(begin=lambda *_: None), grower, beside=beside)
     for slot in range(2):
         made.begin(slot, SimpleNamespace(tokens=np.array([5]), temperature=0.0), ())
     return made
 
 
-@pytest.mark.parametrize(("lone", "slots", "used"), [(True, 1, 1), (True, 2, 2), (False, 1, 2)])
-def test_drafts_of_one_sequence_stay_on_one_thread_where_the_target_has_its_own(
-    threads: int, lone: bool, slots: int, used: int
+@pytest.mark.parametrize(("beside", "slots", "used"), [(True, 1, 1), (True, 2, 1), (False, 1, 2)])
+def test_drafts_stay_on_one_thread_where_the_target_has_its_own(
+    threads: int, beside: bool, slots: int, used: int
 ) -> None:
     grower = Looking()
-    drafter(grower, lone).propose(range(slots), [Budget(3, 3)] * slots, [None] * slots)
+    drafter(grower, beside).propose(range(slots), [Budget(3, 3)] * slots, [None] * slots)
     assert grower.seen == [used] and torch.get_num_threads() == threads
 
 

@@ -39,7 +39,7 @@ def law(make, verifier, *, window: int = 2, tokens: int = TOKENS, target: ToyLM 
     def generate(paths: Branches) -> tuple[int, ...]:
         own = engine(
             target, make(), verifier, window,
-            make_noise=lambda seed, sample, stream, step, position: paths.noise(stream, step, position, sample),
+            make_noise=lambda seed, sample, stream, text, position: paths.noise(stream, text, position, sample),
         )  # fmt: skip
         params = SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=0, **sampling)
         return tuple(own.submit(CONTEXT, params).result().token_ids)

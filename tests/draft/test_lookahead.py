@@ -127,7 +127,7 @@ def test_sampled_text_has_the_targets_law(verifier) -> None:
     def generate(paths: Branches) -> tuple[int, ...]:
         engine = Engine(
             ToyTarget(target), lookahead(Lookahead(2, 3, 2), verifier=verifier), strict=True,
-            make_noise=lambda seed, sample, stream, step, position: paths.noise(stream, step, position, sample),
+            make_noise=lambda seed, sample, stream, text, position: paths.noise(stream, text, position, sample),
         )  # fmt: skip
         params = SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=0)
         return tuple(engine.submit(CONTEXT, params).result().token_ids)

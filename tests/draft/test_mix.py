@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +17,17 @@ from outrider.check.toy import ToySource
 from outrider.draft.evidence import Evidence
 from outrider.draft.grown import Grown
 from outrider.draft.mix import Mix, _levels
+from outrider.draft.predicted import Predicted
+from outrider.draft.recycling import Recycling
 from outrider.draft.rehearsal import rehearse
+from outrider.errors import InputError
 from outrider.grow.kary import KAry
-from outrider.protocols import Budget, Chunk, Context, Needs, Noise, Scores, StepRecord, Verdict
+from outrider.grow.shared import SharedRace
+from outrider.protocols import Budget, Chunk, Context, Needs, Noise, Scores, StepRecord, Verdict, Verifier
 from outrider.tree import TokenTree, from_paths, root
+from outrider.verify.naive import Naive
 from outrider.verify.recursive import Recursive
+from outrider.verify.traversal import Traversal
 
 Paths = list[tuple[int, ...]]
 PENDING = 1
@@ -248,13 +255,15 @@ def test_routing_takes_the_tree_of_the_better_drafter() -> None:
     assert all(len({*tree.origins[1:]}) == 1 for tree in trees)
 
 
-def drawn_mix(case: Case, nodes: int) -> Callable[[Branches], TokenTree]:
-    """A sampled tree, and point masses from another drafter, merged."""
+def drawn_mix(
+    case: Case, nodes: int, scheme: str = "without-replacement", alone: bool = False
+) -> Callable[[Branches], TokenTree]:  # fmt: skip
+    """A sampled tree, and point masses from other drafters, merged; or the first alone."""
 
     def draft(paths: Branches) -> TokenTree:
-        sampled = Grown(ToySource(case.draft), KAry((2, 1), "without-replacement"), sampled=True)
+        sampled = Grown(ToySource(case.draft), KAry((2, 1), scheme), sampled=True)
         ranked = [Says(lambda: [(0, 2), (2, 1), (1,)], 0.7), Says(lambda: [(0, 1), (3,)], 0.6)]
-        mix = Mix(ranked, drawn=[sampled], dear=1, seconds=flat)
+        mix = Mix([] if alone else ranked, drawn=[sampled], dear=0 if alone else 1, seconds=flat)
         mix.begin(0, _Text(np.array(CONTEXT)), ())
         return mix.propose([0], [Budget(nodes, 3)], [paths.noise("draft")])[0]
 
@@ -266,6 +275,15 @@ def test_a_sampled_part_and_ranked_point_masses_give_the_targets_law(case: Case)
     law, count = step_law(Recursive(), drawn_mix(case, 7), case.target)
     assert count > 1 or case.target.greedy
     assert distance(law, case.target, 4) <= TOLERANCE
+
+
+@pytest.mark.parametrize("rule", [Recursive(), Naive(), Traversal()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda case: case.name)
+def test_how_many_point_masses_stay_may_depend_on_what_was_drawn(case: Case, alone: bool, rule: Verifier) -> None:
+    """Equal draws share a node and leave room for another candidate."""
+    law, count = step_law(rule, drawn_mix(case, 7, "iid", alone), case.target)
+    assert count > 1 and distance(law, case.target, 4) <= TOLERANCE
 
 
 def test_two_drawing_parts_do_not_share_their_random_bits() -> None:
@@ -289,6 +307,25 @@ def test_two_drawing_parts_do_not_share_their_random_bits() -> None:
     assert len(recorder.keys) >= 4 and len(set(recorder.keys)) == len(recorder.keys)
 
 
+def test_a_part_that_follows_the_targets_noise_sees_the_targets_own() -> None:
+    class LastFirst:
+        def first(self, ids, probs, depth: int, count: int) -> list[int]:
+            return list(range(len(ids)))[::-1][:count]
+
+    case, noise = CASES[0], LastFirst()
+    parts = [Grown(ToySource(case.draft), SharedRace((2, 1)), sampled=True, shared_noise=True) for _ in range(2)]
+    mix = Mix([], drawn=parts)
+    mix.begin(0, _Text(np.array(CONTEXT)), ())
+    (tree,) = mix.propose([0], [Budget(16, 2)], [noise])  # type: ignore[list-item]
+    (alone,) = parts[0].propose([0], [Budget(4, 2)], [noise])  # type: ignore[list-item]
+    assert mix.shared_noise and tree.candidates and spelled(tree) == spelled(alone)
+
+
+def test_more_drafters_than_the_table_of_kinds_holds_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="at most 5"):
+        Mix([Says(list)] * 6)
+
+
 def test_a_drawing_part_whose_candidates_are_accepted_gets_a_larger_share() -> None:
     mix = mix_of(Says(list))
     mix.shares = type(mix.shares)(2)
@@ -306,6 +343,21 @@ def test_a_rehearsal_leaves_the_drafters_as_new() -> None:
     rehearse(mix, 10)
     mix.begin(0, _Text(np.array([0, PENDING])), ())
     assert not mix.evidence.counts.any() and step(mix, [2]).candidates == 3
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 50])
+def test_a_rehearsal_says_no_token_that_a_small_vocabulary_lacks(size: int) -> None:
+    said: list[int] = []
+
+    class Listens(Says):
+        def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+            (row,) = context.draft_rows(torch.zeros(1, size), [()], 4)
+            texts = (context.tokens, context.prompt, context.prediction, row.ids, *(chunk.tokens for chunk in chunks))
+            said.extend(token for text in texts for token in text)
+
+    rehearse(Listens(lambda: [(0,)]), size)
+    rehearse(Mix([Recycling(size), Predicted()]), size)
+    assert said and min(said) >= 0 and max(said) < size
 
 
 def test_what_was_learnt_comes_back_and_can_be_forgotten() -> None:

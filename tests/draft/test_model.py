@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.fixed import Fixed
 from outrider.draft.grown import Grown
 from outrider.draft.model import ModelSource
@@ -16,7 +17,7 @@ from outrider.grow.chain import Chain
 from outrider.protocols import Budget, Needs, Recipe
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
-from outrider.tree import root
+from outrider.tree import chain, root
 from outrider.verify.invariant import Invariant
 from outrider.verify.recursive import Recursive
 from outrider.verify.rejection import Rejection
@@ -111,3 +112,22 @@ def test_a_draft_that_was_switched_off_catches_up(target) -> None:
     results = outputs(engine, params, recipe)
     assert [g.token_ids for g in results] == [g.token_ids for g in outputs(engine, params, PLAIN)]
     assert results[0].stats.acceptance_by_depth == [1.0, 1.0, 1.0]
+
+
+def test_a_step_in_which_only_others_drafted_leaves_the_drafts_cache_alone() -> None:
+    class EverySecondStep(Grown):
+        asked = 0
+
+        def propose(self, slots, budgets, noise):
+            type(self).asked += 1
+            if self.asked % 2:
+                return super().propose(slots, budgets, noise)
+            pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
+            return [chain(token, [0, 1][: budget.depth]) for token, budget in zip(pending, budgets, strict=True)]
+
+    source = ModelSource(ToyTarget(ToyLM(3, seed=7)))
+    recipe = Recipe("draft", EverySecondStep(source, Chain(), sampled=True), Rejection(), Fixed(Budget(2, 2)))
+    engine = Engine(ToyTarget(ToyLM(3, seed=11)), recipe, strict=True)
+    for seed in range(5):
+        result = engine.submit([0, 1, 2], SamplingParams(max_new_tokens=30, temperature=1.0, seed=seed)).result()
+        assert result.stats.new_tokens == 30 and result.stats.drafter_failures == 0

@@ -252,6 +252,21 @@ def test_memory_goes_round_and_foreign_arrays_are_refused() -> None:
     assert copy.propose([0], [Budget(20, 4)], [None])[0].candidates == 0
 
 
+def test_a_token_outside_its_table_is_refused_before_compiled_code_reads_there() -> None:
+    drafter, scores = Recycling(3, successors=2), Scores(torch.zeros(2, 3))
+    drafter.begin(0, history([1, 2, 1], 3), ())
+    for tokens in ([1, 3], [1, -1]):
+        with pytest.raises(InputError, match="not one of the 3"):
+            drafter.begin(1, history([1, 2, 1], 3), [Chunk(1, 0, tokens, scores)])
+        tree = fixed(np.array(tokens), np.array([-1, 0]))
+        with pytest.raises(InputError, match="not one of the 3"):
+            drafter.observe(0, StepRecord(tree, Verdict((), 1), (1,), scores))
+    with pytest.raises(InputError, match="successors of 2 tokens"):
+        drafter.observe(
+            0, StepRecord(fixed(np.array([1, 2]), np.array([-1, 0])), Verdict((), 1), (1,), Scores(torch.zeros(1, 3)))
+        )
+
+
 def test_the_prompts_rows_are_asked_for_only_where_they_teach() -> None:
     assert Recycling(V).needs == Needs(logits=True)
     assert Recycling(V, learn_prompt=False).needs == Needs()

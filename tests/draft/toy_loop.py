@@ -27,7 +27,7 @@ def law_gap(
     def generate(paths: Branches) -> tuple[int, ...]:
         engine = Engine(
             ToyTarget(target), Recipe("toy", make(), verifier, Fixed(budget)), strict=True,
-            make_noise=lambda seed, sample, stream, step, position: paths.noise(stream, step, position, sample),
+            make_noise=lambda seed, sample, stream, text, position: paths.noise(stream, text, position, sample),
         )  # fmt: skip
         params = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, seed=0)
         return tuple(engine.submit(CONTEXT, params).result().token_ids)

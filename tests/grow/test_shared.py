@@ -28,15 +28,15 @@ from outrider.verify.rejection import Rejection
 PLAIN = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
 
 
-@given(st.integers(2, 60), st.integers(0, 10_000), st.integers(0, 5))
-def test_the_first_arrival_is_the_pick_of_the_same_law(size: int, seed: int, depth: int) -> None:
+@given(st.integers(2, 60), st.integers(0, 10_000), st.lists(st.integers(0, 59), max_size=5))
+def test_the_first_arrival_is_the_pick_of_the_same_law(size: int, seed: int, path: list[int]) -> None:
     probs = np.random.default_rng(seed).dirichlet([0.5] * size)
     draft, verify = (StreamNoise(seed, 0, stream, 3, 40) for stream in (DRAFT, VERIFY))
-    order = draft.first(np.arange(size), probs, depth, size)
-    assert order[0] == verify.pick(torch.from_numpy(probs), depth)
+    order = draft.first(np.arange(size), probs, path, size)
+    assert order[0] == verify.pick(torch.from_numpy(probs), path)
     assert sorted(order) == list(range(size))
     ids = np.random.default_rng(seed + 1).permutation(size)  # the order of the row does not matter, only the token ids
-    assert ids[draft.first(ids, probs[ids], depth, size)].tolist() == order
+    assert ids[draft.first(ids, probs[ids], path, size)].tolist() == order
 
 
 def results(recipe: Recipe) -> list:

@@ -11,7 +11,7 @@ from outrider.check.enumeration import Branches, outcomes
 from outrider.check.exhaustive import CASES, CONTEXT, Case, distance, output_law
 from outrider.check.toy import TableRows, ToyLM, as_row
 from outrider.errors import InputError, MissingExtra, UnsupportedDraws
-from outrider.noise import DRAFT, VERIFY, StreamNoise
+from outrider.noise import DRAFT, VERIFY, StreamNoise, text_hash
 from outrider.protocols import Verifier
 from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree, chain, fixed, from_paths, root
 from outrider.verify.block import Block
@@ -326,7 +326,7 @@ def test_invariant_says_the_same_text_with_any_tree_or_none() -> None:
     for seed in range(30):
         plain = [0]
         for position in range(1, 5):
-            noise = StreamNoise(seed, 0, VERIFY, position, position)
+            noise = StreamNoise(seed, 0, VERIFY, text_hash(plain), position)
             rows = TableRows(lm, list(plain), root(plain[-1]))
             plain.append(Invariant().verify(root(plain[-1]), rows, noise).next_token)
         trees = [
@@ -335,7 +335,9 @@ def test_invariant_says_the_same_text_with_any_tree_or_none() -> None:
             fixed(np.array([0, 3]), np.array([-1, 0])),
         ]
         for tree in trees:
-            verdict = Invariant().verify(tree, TableRows(lm, [0], tree), StreamNoise(seed, 0, VERIFY, 1, 1))
+            verdict = Invariant().verify(
+                tree, TableRows(lm, [0], tree), StreamNoise(seed, 0, VERIFY, text_hash([0]), 1)
+            )
             said = [int(tree.tokens[i]) for i in verdict.path] + [verdict.next_token]
             assert said == plain[1 : 1 + len(said)]
 
