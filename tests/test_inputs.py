@@ -29,13 +29,12 @@ TEXT = {"type": "text", "text": "Hi"}
         ([[{"role": "user"}], "b"], [[{"role": "user"}], "b"]),
         ((text for text in "ab"), ["a", "b"]),
     ],
-    ids=repr,
 )
 def test_one_prompt_or_several_are_told_apart(given: Any, prompts: list[Any]) -> None:
     assert prompt_list(given) == prompts
 
 
-@pytest.mark.parametrize("given", [None, 5, 2.5, {"role": "user"}, object(), np.array(3)], ids=repr)
+@pytest.mark.parametrize("given", [None, 5, 2.5, {"role": "user"}, object(), np.array(3)])
 def test_what_is_no_prompt_is_named(given: Any) -> None:
     for read in (prompt_list, items_of):
         with pytest.raises(InputError, match="cannot use .* as a prompt; give a text, token ids or") as caught:
@@ -43,7 +42,7 @@ def test_what_is_no_prompt_is_named(given: Any) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [b"Hi", bytearray(b"Hi"), memoryview(b"Hi")], ids=repr)
+@pytest.mark.parametrize("given", [b"Hi", bytearray(b"Hi"), memoryview(b"Hi")])
 def test_bytes_are_no_token_ids(given: Any) -> None:
     for read in (prompt_list, items_of):
         with pytest.raises(InputError, match="bytes; decode them"):
