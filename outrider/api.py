@@ -22,7 +22,7 @@ from outrider.inputs import Message, Prompt, checked_messages, checked_text, ite
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
 from outrider.params import SamplingArguments, SamplingParams
-from outrider.protocols import Constraint, Needs, Prepares, Recipe, Target
+from outrider.protocols import Constraint, Needs, Recipe, Target
 from outrider.text import token_decoder
 
 Result = TypeVar("Result")
@@ -120,11 +120,11 @@ class Outrider:
 
     def _build(self, name: str, options: Mapping[str, Any] | None = None) -> Recipe:
         recipe = methods.build(name, self._parts, options)
-        recall(recipe.drafter, self._kept)
+        for part in (recipe.drafter, recipe.controller):
+            recall(part, self._kept)
         if recipe.drafter is not None:
             self._needs |= recipe.drafter.needs
-            if isinstance(self.target, Prepares):
-                self.target.prepare((), recipe.drafter.needs)
+            self.target.prepare((), recipe.drafter.needs)
         return recipe
 
     def save_memory(self, path: str | Path | None = None) -> None:
@@ -132,7 +132,8 @@ class Outrider:
         where = Path(path) if path is not None else self._memory
         if where is None:
             raise InputError("there is no file for the memory; give one here or to load(memory=...)")
-        self._kept |= collect(recipe.drafter for recipe in self._recipes.values())
+        recipes = self._recipes.values()
+        self._kept |= collect(part for recipe in recipes for part in (recipe.drafter, recipe.controller))
         write_memory(where, self._kept, self.loaded.fingerprint)
 
     def style(self, path: str | Path, strength: float = STRENGTH) -> Style:
@@ -263,8 +264,7 @@ class Outrider:
     def prepare(self, contexts: Sequence[int] = (512,)) -> None:
         """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
         measure. Takes seconds where there is something to make (OpenVINO compiles steps of fixed shapes)."""
-        if isinstance(self.target, Prepares):
-            self.target.prepare(contexts, self._needs)
+        self.target.prepare(contexts, self._needs)
 
     def close(self) -> None:
         """Cancel what runs, free the cache, and keep the memory where a file was given for it."""

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from outrider.errors import BusyEngine, ClosedEngine, InputError, OutriderError
 from outrider.generation import FinishReason, Generation
@@ -21,6 +21,7 @@ from outrider.protocols import (
     Budget,
     Chunk,
     Constraint,
+    Load,
     Needs,
     Recipe,
     Scores,
@@ -42,8 +43,10 @@ class Engine:
     def __init__(
         self, target: Target, recipe: Recipe, *, eos_ids: Iterable[int] = (), decode: Decode | None = None,
         strict: bool = False, max_queue: int = 4096, make_noise: NoiseMaker = StreamNoise,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.target, self.recipe, self.decode, self.strict = target, recipe, decode, strict
+        self.clock = clock  # of the steps: what a controller decides by
         self.eos_ids = frozenset(eos_ids)
         self.max_queue, self.make_noise = max_queue, make_noise
         self.queue: deque[Running] = deque()
@@ -92,65 +95,73 @@ class Engine:
             self.closed = True
 
     def _advance(self, batch: list[Running]) -> None:
-        """Draft, verify, commit, report: the whole of speculative decoding."""
-        clock = time.perf_counter
+        """Plan, draft, size, verify, commit, tell: the whole of speculative decoding."""
+        clock = self.clock
         begun = clock()
-        budgets = self._budgets(batch)
-        trees = self._propose(batch, budgets)
+        groups = _by_recipe(batch)
+        trees = self._draft(batch, groups)
         drafted = clock()
-        slots = [s.slot for s in batch]
-        needs = _needs(batch)
-        scores = self.target.verify(slots, trees, needs)
+        scores = self.target.verify([s.slot for s in batch], [trees[s.slot] for s in batch], _needs(batch))
         verified = clock()
-        records = [self._judge(s, tree, own) for s, tree, own in zip(batch, trees, scores, strict=True)]
-        alive = [(s, r) for s, r in zip(batch, records, strict=True) if not s.done]
-        self.target.commit([s.slot for s, _ in alive], [r.verdict.path for _, r in alive])
+        records = {s.slot: self._judge(s, trees[s.slot], own) for s, own in zip(batch, scores, strict=True)}
+        alive = [s for s in batch if not s.done]
+        self.target.commit([s.slot for s in alive], [records[s.slot].verdict.path for s in alive])
         judged = clock()
-        for s, record in zip(batch, records, strict=True):
-            if s.drafter is not None:
-                self._guard(s, s.drafter.observe, s.slot, record)
+        for group in groups:
+            started = clock()
+            for s in group.members:
+                if s.drafter is not None:
+                    self._guard(s, s.drafter.observe, s.slot, records[s.slot])
+            group.seconds += clock() - started
         observed = clock()
-        rows = sum(len(tree) for tree in trees)
         timing = StepTiming(
             draft=(drafted - begun) + (observed - judged), verify=verified - drafted,
-            rest=judged - verified + self._tail, rows=rows, batch=len(batch),
+            rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(batch),
         )  # fmt: skip
-        for s, record in zip(batch, records, strict=True):
-            s.stats.count(record, timing, len(record.emitted))
+        for s in batch:
+            s.stats.count(records[s.slot], timing, len(records[s.slot].emitted))
             s.stats.first_token_s = s.stats.first_token_s or clock() - s.started
-        for recipe, members in _by_recipe(batch):
-            recipe.controller.observe(
-                [s.slot for s in members], [r for s, r in zip(batch, records, strict=True) if s in members], timing
-            )
+        for costs in {id(g.recipe.costs): g.recipe.costs for g in groups}.values():
+            if costs is not None:
+                costs.add(timing.rows, timing.batch, timing.verify + timing.rest)
+        for group in groups:
+            own = [records[s.slot] for s in group.members]
+            others = timing.rows - timing.batch - sum(record.tree.candidates for record in own)
+            told = replace(timing, draft=group.seconds, others=others)
+            group.recipe.controller.observe([s.slot for s in group.members], own, told)
         for s in [s for s in batch if s.done]:
             self._leave(s, s.finish or FinishReason.STOP)
         self._tail = clock() - observed if self.running else 0.0
 
-    def _budgets(self, batch: list[Running]) -> dict[int, Budget]:
-        """Per slot, decided before anything is drawn: what the controller wants, within what can still be used."""
-        budgets: dict[int, Budget] = {}
-        for recipe, members in _by_recipe(batch):
-            limits = [s.room(self.target.max_rows) for s in members]
-            wanted = recipe.controller.budgets([s.slot for s in members], limits)
-            budgets |= {s.slot: want & limit for s, want, limit in zip(members, wanted, limits, strict=True)}
-        return budgets
-
-    def _propose(self, batch: list[Running], budgets: dict[int, Budget]) -> list[TokenTree]:
+    def _draft(self, batch: list[Running], groups: list[_Group]) -> dict[int, TokenTree]:
+        """The tree of each slot; what one method drafts for its sequences is part of the load for the next one."""
         trees = {s.slot: root(s.pending) for s in batch}
-        for recipe, members in _by_recipe(batch):
-            willing = [s for s in members if s.drafter is not None and min(_sizes(budgets[s.slot])) > 0]
-            if not willing or recipe.drafter is None:
-                continue
-            slots, own = [s.slot for s in willing], [budgets[s.slot] for s in willing]
-            try:
-                proposed = recipe.drafter.propose(slots, own, [s.noise(DRAFT) for s in willing])
-                for s, budget, tree in zip(willing, own, proposed, strict=True):
-                    _check_tree(tree, s.pending, budget, self.target.vocab_size, recipe.drafter.name)
-                trees |= dict(zip(slots, proposed, strict=True))
-            except Exception as error:  # a drafter may fail, the sequence may not
-                for s in willing:
-                    self._fail(s, error)
-        return [trees[s.slot] for s in batch]
+        for group in groups:
+            begun = self.clock()
+            load = Load(len(batch), sum(tree.candidates for tree in trees.values()))
+            slots, limits = [s.slot for s in group.members], [s.room(self.target.max_rows) for s in group.members]
+            wanted = group.recipe.controller.plan(slots, limits, load)
+            budgets = {slot: want & limit for slot, want, limit in zip(slots, wanted, limits, strict=True)}
+            trees |= self._propose(group, budgets, load, begun)
+            group.seconds = self.clock() - begun
+        return trees
+
+    def _propose(self, group: _Group, budgets: dict[int, Budget], load: Load, begun: float) -> dict[int, TokenTree]:
+        recipe = group.recipe
+        willing = [s for s in group.members if s.drafter is not None and budgets[s.slot]]
+        if not willing or recipe.drafter is None:
+            return {}
+        slots, own = [s.slot for s in willing], [budgets[s.slot] for s in willing]
+        try:
+            proposals = recipe.drafter.propose(slots, own, [s.noise(DRAFT) for s in willing])
+            trees = recipe.controller.size(slots, proposals, own, load, self.clock() - begun)
+            for s, budget, tree in zip(willing, own, trees, strict=True):
+                _check_tree(tree, s.pending, budget, self.target.vocab_size, recipe.drafter.name)
+            return dict(zip(slots, trees, strict=True))
+        except Exception as error:  # a drafter may fail, the sequence may not
+            for s in willing:
+                self._fail(s, error)
+            return {}
 
     def _judge(self, s: Running, tree: TokenTree, scores: Scores) -> StepRecord:
         try:
@@ -320,10 +331,19 @@ class Handle:
             self.cancel()
 
 
-def _by_recipe(batch: list[Running]) -> list[tuple[Recipe, list[Running]]]:
-    groups: dict[int, tuple[Recipe, list[Running]]] = {}
+@dataclass(slots=True)
+class _Group:
+    """The sequences of one method in a step, and the seconds it took to draft for them."""
+
+    recipe: Recipe
+    members: list[Running]
+    seconds: float = 0.0
+
+
+def _by_recipe(batch: list[Running]) -> list[_Group]:
+    groups: dict[int, _Group] = {}
     for s in batch:
-        groups.setdefault(id(s.recipe), (s.recipe, []))[1].append(s)
+        groups.setdefault(id(s.recipe), _Group(s.recipe, [])).members.append(s)
     return list(groups.values())
 
 
@@ -345,10 +365,6 @@ def _needs(batch: list[Running]) -> Needs:
         if s.drafter is not None:
             needs |= s.drafter.needs
     return replace(needs, rounded=all(s.largest_only for s in batch))
-
-
-def _sizes(budget: Budget) -> tuple[int, int]:
-    return budget.nodes, budget.depth
 
 
 def _check_tree(tree: TokenTree, pending: int, budget: Budget, vocab_size: int, name: str) -> None:

@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from outrider.errors import InputError
 from outrider.files import write_atomic
-from outrider.protocols import Drafter, Remembers
+from outrider.protocols import Controller, Drafter, Remembers
 
 log = logging.getLogger("outrider")
 FORMAT = 1
@@ -59,7 +59,7 @@ def read_memory(path: Path, model: str) -> Arrays:
         return _ignored(path, "it is not a memory file")
 
 
-def recall(drafter: Drafter | None, arrays: Mapping[str, NDArray[Any]]) -> None:
+def recall(drafter: Drafter | Controller | None, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Changes the drafter: what `collect` found of it before. Arrays that do not fit it are ignored with a warning."""
     if drafter is None or not isinstance(drafter, Remembers):
         return
@@ -73,7 +73,7 @@ def recall(drafter: Drafter | None, arrays: Mapping[str, NDArray[Any]]) -> None:
             drafter.forget()
 
 
-def collect(drafters: Iterable[Drafter | None]) -> Arrays:
+def collect(drafters: Iterable[Drafter | Controller | None]) -> Arrays:
     """All that these drafters would keep, each array under its drafter's name."""
     return {
         f"{drafter.name}/{name}": array

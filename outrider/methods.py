@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outrider.errors import InputError, UnknownName
-from outrider.protocols import Recipe, Target
+from outrider.protocols import Recipe, Role, Target
 
 if typing.TYPE_CHECKING:
     from outrider.models import LoadedModel
@@ -56,6 +56,8 @@ class MethodInfo:
     options: type
     build: Callable[[Parts, Any], Recipe]
     file: str = ""
+    role: Role = Role.FREE  # what it costs to ask its drafter as a part of a mixture
+    samples: bool = False  # its candidates are drawn where the rule is coupled to the draft
 
     @property
     def option_list(self) -> list[Option]:

@@ -6,8 +6,9 @@ change state say so; the records are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.proposals import Candidates, Proposals
 from outrider.tree import Law, QRow, TokenTree
 
 
@@ -76,6 +78,10 @@ class Budget:
     depth: int
     least: float = 0.0  # a path less likely than this is not worth another level; only for trees that are not drawn
 
+    def __bool__(self) -> bool:
+        """Whether anything may be proposed."""
+        return self.nodes > 0 and self.depth > 0
+
     def __and__(self, other: Budget) -> Budget:
         return Budget(min(self.nodes, other.nodes), min(self.depth, other.depth), max(self.least, other.least))
 
@@ -104,14 +110,26 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What else is in the pass that a controller plans for."""
+
+    batch: int  # sequences, its own among them
+    others: int = 0  # candidates of those that are not its own
+
+
+@dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Wall-clock seconds of one step of the whole batch, and its size."""
+    """Wall-clock seconds of one step of the whole batch, and its size.
+
+    Of drafting, what the sequences of one controller took where it is told; all of it elsewhere.
+    """
 
     draft: float
     verify: float
     rest: float
     rows: int  # rows that went through the target, all slots together
     batch: int
+    others: int = 0  # candidates among them of sequences that another controller plans for
 
     @property
     def total(self) -> float:
@@ -183,9 +201,24 @@ class SharedNoise(Noise, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a target says of itself: how it runs, and what its steps cost and keep."""
+
+    runtime: str = ""
+    precision: str | None = None  # of the weights; None: the dtype that the model has
+    weight_bytes: int | None = None  # read by a step of greedy decoding, where the runtime knows
+    slots: int = 1  # sequences that it holds at once
+    even: bool = False  # a step costs the same whatever ran before it
+    own_threads: bool = False  # it computes in threads other than torch's
+    width: Callable[[int], int] | None = None  # rows that a step of one sequence runs now for so many; None: as many
+
+
 class Target(Protocol):
     """Runs the model. All methods change state except `length`."""
 
+    @property
+    def traits(self) -> Traits: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -211,35 +244,9 @@ class Target(Protocol):
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None: ...  # pending token and path stay
 
-
-@runtime_checkable
-class Prepares(Protocol):
-    """A target that can make ready beforehand what it would otherwise make when it is needed or has paid. Optional."""
-
     def prepare(
         self, contexts: Sequence[int], needs: Needs
-    ) -> None: ...  # steps that bring `needs`, of single texts of so many tokens, usual ones first
-
-
-@runtime_checkable
-class Pads(Protocol):
-    """A target whose steps run in few widths, so that some rows more cost nothing and one more a lot. Optional."""
-
-    def width(self, rows: int) -> int: ...  # rows that a step of one sequence runs now for so many
-
-
-@runtime_checkable
-class Even(Protocol):
-    """A target that can say whether a step costs the same whatever ran before it. Optional."""
-
-    even: bool
-
-
-@runtime_checkable
-class OwnThreads(Protocol):
-    """A target that can say whether its threads are other than torch's. Optional."""
-
-    own_threads: bool
+    ) -> None: ...  # make ready now what is otherwise made when it has paid: steps of single texts of so many tokens
 
 
 class Source(Protocol):
@@ -280,8 +287,43 @@ class Drafter(Protocol):
     def shared_noise(self) -> bool: ...  # draws with the target's own stream, which every coupled rule refuses
     def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None: ...
     def end(self, slot: int) -> None: ...
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]: ...
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals: ...
     def observe(self, slot: int, record: StepRecord) -> None: ...
+
+
+class Role(StrEnum):
+    """What it costs to ask a drafter, which decides when a mixture asks it."""
+
+    FREE = "free"  # next to nothing: in every step
+    LOOKS = "looks"  # reading the target's rows after every step: over stretches in which that pays
+    RUNS = "runs"  # a network's time for each level: as deep as pays
+    DRAWS = "draws"  # its candidates are sampled: it gets a share of the budget before it draws
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A drafter of a mixture."""
+
+    drafter: Drafter
+    role: Role
+
+
+class Advice(Protocol):
+    """What a mixture asks its controller while it drafts. A part is known by its number."""
+
+    def awake(self, part: int) -> bool:
+        """Whether the part takes part in this stretch of steps at all: looks at rows, and may be asked."""
+        ...
+
+    def ask(
+        self, part: int, slots: Sequence[int], found: Sequence[Candidates], budgets: Sequence[Budget]
+    ) -> Sequence[Budget]:
+        """How much to ask of the part, where the others have found this much; no nodes: not at all."""
+        ...
+
+    def shares(self) -> Sequence[float]:
+        """Of the budget, for each part that draws."""
+        ...
 
 
 @runtime_checkable
@@ -310,14 +352,23 @@ class Verifier(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how much to speculate from past steps only."""
+    """Decides how much to speculate: before drafting from past steps only, after it among point masses."""
 
     @property
     def name(self) -> str: ...
     def begin(self, slot: int) -> None: ...
     def end(self, slot: int) -> None: ...
-    def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]: ...
+    def plan(self, slots: Sequence[int], limits: Sequence[Budget], load: Load) -> list[Budget]: ...
+    def size(
+        self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
+    ) -> list[TokenTree]: ...  # what is verified of proposals that took so long to draft
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None: ...
+
+
+class StepCosts(Protocol):
+    """Learns what steps of a target take, whatever method asked for them."""
+
+    def add(self, rows: int, batch: int, seconds: float) -> None: ...  # without drafting
 
 
 class Constraint(Protocol):
@@ -336,3 +387,4 @@ class Recipe:
     controller: Controller
     lossless: bool = True
     options: Any = None
+    costs: StepCosts | None = None  # the target's; told of every step

@@ -111,9 +111,9 @@ def _fastest(
 
 def build_draft(model: Any, target: Target, **limits: Any) -> Target:
     """A draft model in the runtime and precision of its target, or in the one that runs everything."""
-    runtime = getattr(target, "runtime", AUTO[-1])
+    runtime = target.traits.runtime or AUTO[-1]
     try:
-        return build(model, runtime, getattr(target, "precision", None), keep=False, **limits)
+        return build(model, runtime, target.traits.precision, keep=False, **limits)
     except OutriderError as error:
         if runtime == AUTO[-1]:
             raise

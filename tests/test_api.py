@@ -233,7 +233,7 @@ def test_a_target_is_told_what_its_methods_need_before_the_first_text(smollm2, m
 
     monkeypatch.setattr(runtimes, "build", lambda model, runtime, precision, **limits: Preparing(model, **limits))
     engine = Outrider(smollm2, "plain", limits={"max_context": 256})
-    assert not told
+    assert not told  # plain decoding needs nothing
     layers = engine.recipe("eagle3", {"budget": 4}).drafter.needs.hidden
     assert len(layers) == 3 and told == [((), Needs(hidden=layers))]
     engine.prepare([64])

@@ -17,6 +17,7 @@ from outrider.draft.prompt_lookup import PromptLookup
 from outrider.engine import Engine
 from outrider.errors import BusyEngine, ClosedEngine, EmptySupport, InputError, OutriderError
 from outrider.generation import FinishReason, Generation
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Needs, Recipe
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
@@ -236,12 +237,13 @@ class Faulty(PromptLookup):
         if self.when == "propose" and self.calls > 3:
             raise RuntimeError("planted")
         if self.when == "vocabulary":
-            return [chain(int(self._slots[s].context.tokens[-1]), [VOCAB]) for s in slots]
+            return Proposals([chain(int(self._slots[s].context.tokens[-1]), [VOCAB]) for s in slots])
         if self.when == "budget":
             depths = [budget.depth + 1 for budget in budgets]
-            return [chain(int(self._slots[s].context.tokens[-1]), [1] * d) for s, d in zip(slots, depths, strict=True)]
+            pending = [int(self._slots[s].context.tokens[-1]) for s in slots]
+            return Proposals([chain(token, [1] * depth) for token, depth in zip(pending, depths, strict=True)])
         if self.when == "pending":
-            return [root(int(self._slots[s].context.tokens[-1] + 1) % VOCAB) for s in slots]
+            return Proposals([root(int(self._slots[s].context.tokens[-1] + 1) % VOCAB) for s in slots])
         return super().propose(slots, budgets, noise)
 
     def observe(self, slot, record) -> None:

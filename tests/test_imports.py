@@ -15,6 +15,7 @@ PACKAGE = Path(outrider.__file__).parent
 CONTRACT = {
     "errors",
     "tree",
+    "proposals",
     "protocols",
     "sampling",
     "params",

@@ -13,7 +13,8 @@ from outrider import methods
 from outrider.api import Outrider
 from outrider.errors import InputError, UnknownName
 from outrider.params import SamplingParams
-from outrider.recipes import mixed, trained
+from outrider.protocols import Traits
+from outrider.recipes import common, mixed, trained
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +97,10 @@ def test_installed_packages_register_through_the_entry_point_and_a_broken_one_is
 
 @pytest.mark.parametrize(("device", "given", "nodes"), [("cpu", 0, 32), ("cuda", 0, 63), ("cuda", 8, 8)])
 def test_mix_drafts_wider_where_wide_steps_cost_little(tiny_llama, device: str, given: int, nodes: int) -> None:
-    target = SimpleNamespace(device=torch.device(device), vocab_size=64)
+    target = SimpleNamespace(device=torch.device(device), vocab_size=64, traits=Traits())
     parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
     recipe = methods.build("mix", parts, {"parts": "suffix,predicted", "size": "budget", "budget": given})
-    assert recipe.controller.budget.nodes == nodes
+    assert recipe.controller.limit.nodes == nodes
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,10 @@ def test_mix_puts_a_table_beside_a_trained_drafter_only_where_trees_are_wide(
     monkeypatch, tiny_llama, wide: bool, shipped: str | None, parts: str
 ) -> None:
     monkeypatch.setattr("outrider.models.drafts.shipped_draft", lambda target, kind: shipped)
-    target = SimpleNamespace(device=torch.device("cuda" if wide else "cpu"), vocab_size=64)
-    asked, part = list[str](), mixed._part  # any cheap drafter stands in for those that were asked for
-    monkeypatch.setattr(mixed, "_part", lambda own, name, *rest: asked.append(name) or part(own, "suffix", *rest))
+    target = SimpleNamespace(device=torch.device("cuda" if wide else "cpu"), vocab_size=64, traits=Traits())
+    asked, make = list[str](), mixed._drafter  # any cheap drafter stands in for those that were asked for
+    suffix = methods.find("suffix")
+    monkeypatch.setattr(mixed, "_drafter", lambda own, info, *rest: asked.append(info.name) or make(own, suffix, *rest))
     methods.build("mix", methods.Parts(target, tiny_llama, lambda name: None, lambda model: None), {"size": "budget"})
     assert ",".join(asked) == parts
 
@@ -134,24 +136,27 @@ def test_a_trained_drafter_drafts_wider_where_wide_steps_cost_little(
     monkeypatch.setattr(
         trained, "_classes", lambda kind: (None, None, lambda *given, **more: SimpleNamespace(name=kind))
     )
-    target = SimpleNamespace(device=torch.device(device), vocab_size=64)
+    target = SimpleNamespace(device=torch.device(device), vocab_size=64, traits=Traits())
     parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
     recipe = methods.build("eagle3", parts, {"budget": given})
     assert (recipe.controller.nodes, recipe.controller.breadth) == (most, breadth)
     assert not recipe.drafter.beside
-    target.own_threads = True
+    target.traits = Traits(own_threads=True)
     assert methods.build("eagle3", parts, {}).drafter.beside
 
 
 def test_mix_asks_a_target_that_pads_its_steps_for_their_width(monkeypatch, tiny_llama) -> None:
-    monkeypatch.setattr(mixed, "_curve", lambda parts: float)
-    target = SimpleNamespace(device=torch.device("cpu"), vocab_size=64)
-    parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
-    seconds = methods.build("mix", parts, {"parts": "suffix"}).drafter.seconds
-    assert seconds(1, 4).tolist() == [1, 2, 3, 4, 5]
-    target.width = lambda rows: 4 if rows <= 4 else 8
-    seconds = methods.build("mix", parts, {"parts": "suffix"}).drafter.seconds
-    assert seconds(1, 4).tolist() == [4, 4, 4, 4, 8]
+    monkeypatch.setattr(common, "cost_curve", lambda parts: SimpleNamespace(seconds=float))
+
+    def seconds(traits: Traits) -> list[float]:
+        target = SimpleNamespace(device=torch.device("cpu"), vocab_size=64, traits=traits)
+        parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
+        recipe = methods.build("mix", parts, {"parts": "suffix"})
+        assert recipe.costs is recipe.controller.costs is common.cost_model(parts)  # one a target
+        return recipe.costs.seconds(1, 4).tolist()
+
+    assert seconds(Traits()) == [1, 2, 3, 4, 5]
+    assert seconds(Traits(width=lambda rows: 4 if rows <= 4 else 8)) == [4, 4, 4, 4, 8]
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "k-seq", "optimal"])

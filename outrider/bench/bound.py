@@ -31,6 +31,7 @@ from outrider.models.drafts import shipped_draft
 from outrider.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Grower, Needs, Noise, Recipe, Rows, Source, StepRecord, Verdict
 from outrider.recipes.common import expansion, verifier
 from outrider.tree import Law, TokenTree, merge, root
@@ -196,7 +197,7 @@ class _Probe:
     def observe(self, slot: int, record: StepRecord) -> None:
         self.source.observe(slot, record)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         (slot,), (budget,) = slots, budgets
         said, pending = len(self.context.output), int(self.context.tokens[-1])
         if self.report is not None:
@@ -210,7 +211,7 @@ class _Probe:
                 for tree in (tree for trees in self.drawn for tree in trees):
                     all_of_them = merge(all_of_them, tree)
             self.steps += 1
-        return [all_of_them]
+        return Proposals([all_of_them])
 
     def _numbers(self, shape: int) -> range:
         """Which of the step's trees are of this shape: each draws with noise of its own, if it draws at all."""

@@ -54,9 +54,10 @@ def traffic(model: Any) -> dict[str, Any]:
 def runtime_traffic(engine: Outrider) -> dict[str, Any]:
     """Likewise as the engine's runtime holds the weights, with the name of that form as `dtype`."""
     facts, dtype = traffic(engine.loaded.model), str(engine.loaded.model.dtype).removeprefix("torch.")
-    if held := getattr(engine.target, "weight_bytes", None):
-        facts["weight_bytes"] = held
-    return facts | {"dtype": getattr(engine.target, "precision", dtype)}
+    traits = engine.target.traits
+    if traits.weight_bytes:
+        facts["weight_bytes"] = traits.weight_bytes
+    return facts | {"dtype": traits.precision or dtype}
 
 
 def cache_bytes(config: Any, size: int) -> int:

@@ -161,7 +161,7 @@ def check(
     })  # fmt: skip
     limits = {"max_slots": SLOTS, "max_context": min(CONTEXT, context_limit(loaded.model.config)[0])}
     with Outrider(loaded, method, options, limits, strict=True, runtime=runtime, precision=precision) as engine:
-        report.settings |= {"runtime": getattr(engine.target, "runtime", runtime), "precision": precision}
+        report.settings |= {"runtime": engine.target.traits.runtime or runtime, "precision": precision}
         try:
             gate = _Gate(engine, _prompt_ids(engine, prompts, size, seed), size, seed, watch)
             report.settings |= {
@@ -186,7 +186,7 @@ class _Gate:
     def __init__(
         self, engine: Outrider, prompts: list[tuple[str, tuple[int, ...]]], size: Size, seed: int, watch: Watch
     ) -> None:
-        own = getattr(engine.target, "precision", MODELS_OWN) != MODELS_OWN
+        own = engine.target.traits.precision not in (None, MODELS_OWN)
         model, target = engine.loaded.model, engine.target
         plain = RuntimePlain(model, target) if own else Plain(model, target.vocab_size)
         self.subject = Subject(engine.engine, engine.recipe(), plain)

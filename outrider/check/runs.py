@@ -15,8 +15,8 @@ from outrider.control.fixed import Fixed
 from outrider.draft.forced import Forced
 from outrider.engine import Engine, Handle
 from outrider.generation import Generation
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Drafter, Noise, Recipe, Scores, StepRecord
-from outrider.tree import TokenTree
 from outrider.verify.invariant import Invariant
 
 NODES = 8  # candidates a step where the method names no budget of its own
@@ -116,7 +116,7 @@ class Recorder:
     def end(self, slot: int) -> None:
         self._drafter.end(slot)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         return self._drafter.propose(slots, budgets, noise)
 
     def observe(self, slot: int, record: StepRecord) -> None:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord
+from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord, Traits
 from outrider.tree import QRow, TokenTree
 
 
@@ -118,6 +118,13 @@ class ToyTarget:
         self.forwards = 0  # calls of `verify`
         self._capacity = slots
         self._slots: dict[int, _Slot] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(slots=self._capacity)
+
+    def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
+        """There is nothing to make."""
 
     @property
     def free_slots(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.protocols import Budget, StepRecord, StepTiming
+from outrider.proposals import Proposals, everything
+from outrider.protocols import Budget, Load, StepRecord, StepTiming
+from outrider.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,13 @@ class Fixed:
     def end(self, slot: int) -> None:
         pass
 
-    def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]:
+    def plan(self, slots: Sequence[int], limits: Sequence[Budget], load: Load) -> list[Budget]:
         return [self.budget & limit for limit in limits]
+
+    def size(
+        self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
+    ) -> list[TokenTree]:
+        return everything(proposals, [budget.nodes for budget in budgets])
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None:
         pass

@@ -56,7 +56,10 @@ class Pace:
         self._unjudged += 1
         if len(self._tried) >= (self.trial // 2 if self._patience else self.trial) and self._unjudged >= PERIOD:
             self._unjudged = 0
-            self._judge(batch / typical(self._plain))
+            if self._plain:
+                self._judge(batch / typical(self._plain))
+            else:  # the steps that were to tell had something else beside them
+                self.resting = LOOK
 
     def see(self, seconds: float) -> None:
         """Changes state: so long a plain step takes now; nobody has to look for a while."""

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider.control.pace import Pace, typical
-from outrider.protocols import Budget, StepRecord, StepTiming
+from outrider.proposals import Proposals, everything
+from outrider.protocols import Budget, Load, StepRecord, StepTiming
+from outrider.tree import TokenTree
 
 
 @dataclass(slots=True)
@@ -101,7 +103,7 @@ class Payoff:
     def end(self, slot: int) -> None:
         self._watch.pop(slot, None)
 
-    def budgets(self, slots: Sequence[int], limits: Sequence[Budget]) -> list[Budget]:
+    def plan(self, slots: Sequence[int], limits: Sequence[Budget], load: Load) -> list[Budget]:
         costs = self._costs.setdefault(len(slots), Costs())
         self._asked = False
         if self._pace(len(slots)).resting:
@@ -115,6 +117,11 @@ class Payoff:
                 depths[i] = min(self.probe_depth, room[i])
         self._asked = any(depths)
         return [Budget(self.breadth * d, d) & limit for d, limit in zip(depths, limits, strict=True)]
+
+    def size(
+        self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
+    ) -> list[TokenTree]:
+        return everything(proposals, [budget.nodes for budget in budgets])
 
     def _allot(self, slots: Sequence[int], room: Sequence[int], costs: Costs) -> list[int]:
         """Likeliest depths first over the whole batch, as many as give the most tokens per second."""

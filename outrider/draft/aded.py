@@ -18,6 +18,7 @@ from outrider.compiled import compiled
 from outrider.draft.ngram_table import Table, claim, clear, find, new_owner, new_table, restore, size, stored
 from outrider.draft.odds import Odds, count_offer, new_odds, reset, restore_odds, stored_odds
 from outrider.draft.puct import Settings, most_visited, pair_key, search
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, fixed, root
 
@@ -66,8 +67,8 @@ class Aded:
     def end(self, slot: int) -> None:
         self._seats.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._grow(self._seats[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._grow(self._seats[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         seat = self._seats[slot]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.draft.ngram_cache import NgramCache, cache_for, translate
 from outrider.draft.vocabulary_map import BYTES, VocabularyMap
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, chain
 
@@ -62,8 +63,8 @@ class ByteLookup:
     def end(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._copy(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._copy(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         self._take_up(self._slots[slot])

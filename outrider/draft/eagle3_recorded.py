@@ -24,6 +24,7 @@ from outrider.draft.eagle3 import Eagle3Source, FeatureLayer, Seat
 from outrider.draft.eagle3_layer import turns
 from outrider.draft.feature_cache import FeatureCache
 from outrider.draft.grown import Grown
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Noise
 from outrider.tree import TokenTree, fixed, root
 
@@ -280,7 +281,7 @@ class Recorded(Grown):
     _recording: Recording | None = None
     _broken: bool = False
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         mine = [i for i, slot in enumerate(slots) if self._records(slot)]
         if not mine or len(mine) > BATCHES[-1]:
             return Grown.propose(self, slots, budgets, noise)
@@ -288,10 +289,12 @@ class Recorded(Grown):
         if trees is None:
             return Grown.propose(self, slots, budgets, noise)
         made = dict(zip(mine, trees, strict=True))
+        levels = self.depth if any(tree.candidates for tree in trees) else 0  # a recording runs all of them
         if rest := [i for i in range(len(slots)) if i not in made]:
             others = Grown.propose(self, [slots[i] for i in rest], [budgets[i] for i in rest], [noise[i] for i in rest])
             made |= dict(zip(rest, others, strict=True))
-        return [made[i] for i in range(len(slots))]
+            levels += others.levels
+        return Proposals([made[i] for i in range(len(slots))], levels)
 
     def _records(self, slot: int) -> bool:
         plain = isinstance(self.source, Eagle3Source) and not self._broken  # not one that stands in for it

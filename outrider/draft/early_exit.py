@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Scores, StepRecord
 from outrider.tree import TokenTree, root
 
@@ -124,8 +125,9 @@ class DynamicExit:
             for exit_ in seat.begun:
                 self.exits[exit_].end(slot)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         trees: dict[int, TokenTree] = {}
+        levels = 0
         groups: dict[int, list[tuple[int, Budget, Noise]]] = {}
         for slot, budget, own in zip(slots, budgets, noise, strict=True):
             seat = self._seats[slot]
@@ -146,8 +148,10 @@ class DynamicExit:
                     drafter.begin(slot, seat.context, ())
                     seat.begun.add(exit_)
             own_slots, own_budgets, own_noise = zip(*members, strict=True)
-            trees |= dict(zip(own_slots, drafter.propose(own_slots, own_budgets, own_noise), strict=True))
-        return [trees[slot] for slot in slots]
+            made = drafter.propose(own_slots, own_budgets, own_noise)
+            trees |= dict(zip(own_slots, made, strict=True))
+            levels += made.levels
+        return Proposals([trees[slot] for slot in slots], levels)
 
     def observe(self, slot: int, record: StepRecord) -> None:
         seat = self._seats[slot]

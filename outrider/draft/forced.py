@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, fixed
 
@@ -34,8 +35,8 @@ class Forced:
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._replay(self._contexts[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._replay(self._contexts[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         pass

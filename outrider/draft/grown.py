@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from outrider.native.torch_threads import torch_threads
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Grower, Needs, Noise, Source, StepRecord
-from outrider.tree import TokenTree
+from outrider.tree import QRow, TokenTree
 
 
 @dataclass(slots=True)
@@ -42,12 +44,13 @@ class Grown:
         self._contexts.pop(slot, None)
         self.source.end(slot)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         contexts = [self._contexts[slot] for slot in slots]
         pending = [int(context.tokens[-1]) for context in contexts]
         own = [n if self.sampled and c.temperature > 0 else None for n, c in zip(noise, contexts, strict=True)]
         with self._threads():
-            return self.grower.grow(self.source, slots, pending, budgets, own)
+            counted = _Counted(self.source)
+            return Proposals(self.grower.grow(cast(Source, counted), slots, pending, budgets, own), counted.levels)
 
     def observe(self, slot: int, record: StepRecord) -> None:
         with self._threads():
@@ -56,3 +59,22 @@ class Grown:
 
     def _threads(self) -> AbstractContextManager[None]:
         return torch_threads(1) if self.beside else nullcontext()
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A source that counts how many times in a row it was asked: the levels of the tree that it ran."""
+
+    source: Source
+    levels: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def start(self, slots: Sequence[int]) -> list[QRow]:
+        self.levels += 1
+        return self.source.start(slots)
+
+    def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
+        self.levels += 1
+        return self.source.extend(slots, trees, done)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from outrider.compiled import compiled
 from outrider.draft.places import places
 from outrider.draft.top_rows import likeliest, picked
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import NOTHING, Draw, QRow, TokenTree
 
@@ -66,8 +67,8 @@ class Jacobi:
     def end(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._draw(self._slots[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._draw(self._slots[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         window, gain = self._slots[slot], record.gain

@@ -27,6 +27,7 @@ from outrider.draft.ngram_pool import NgramPool
 from outrider.draft.places import places
 from outrider.draft.top_rows import likeliest
 from outrider.errors import InputError
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import NOTHING, TokenTree, fixed
 
@@ -88,8 +89,10 @@ class Lookahead:
     def end(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._propose(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals(
+            [self._propose(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+        )
 
     def observe(self, slot: int, record: StepRecord) -> None:
         own = self._slots[slot]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.compiled import compiled
 from outrider.draft.suffix import Evidence, learn
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, fixed, root
 
@@ -65,8 +66,8 @@ class Predicted:
     def end(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._tree(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._tree(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         aligned = self._slots[slot]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Remembers, Source, StepRecord, Verdict
 from outrider.tree import QRow, TokenTree, merge, root
 
@@ -79,17 +80,18 @@ class Rasd:
         self.drafter.end(slot)
         self.retriever.end(slot)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         for slot in slots:
             self.first.laws.pop(slot, None)
         found = self.retriever.propose(slots, budgets, noise)
         shares = [min(int(b.nodes * self.share), tree.candidates) for b, tree in zip(budgets, found, strict=True)]
         rest = [Budget(b.nodes - own, b.depth) for b, own in zip(budgets, shares, strict=True)]
         drawn = self.drafter.propose(slots, rest, noise)
-        return [
+        trees = [
             merge(tree, self._pruned(slot, retrieved, own)) if own else tree
             for slot, tree, retrieved, own in zip(slots, drawn, found, shares, strict=True)
         ]
+        return Proposals(trees, drawn.levels)
 
     def observe(self, slot: int, record: StepRecord) -> None:
         self.retriever.observe(slot, record)

@@ -21,6 +21,7 @@ from outrider.draft.odds import Odds, chance_of, count_offer, new_odds, reset, r
 from outrider.draft.positions import Path, Positions, positions
 from outrider.draft.top_rows import top_of
 from outrider.errors import InputError
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord, TopRows
 from outrider.tree import TokenTree, fixed, root
 
@@ -99,8 +100,8 @@ class Recycling:
         if seat is not None and seat.matrix is not None and self.scope == "private":
             self._spare.append(seat.matrix)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._grow(self._seats[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._grow(self._seats[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         matrix = self._seats[slot].matrix

@@ -1,4 +1,5 @@
-"""Rehearsal: a made-up request through a new drafter, so that what it compiles is ready before anybody waits for it.
+"""Rehearsal: a made-up request through a drafter and its controller, so that what they compile is ready before
+anybody waits for it.
 
 Leaves the drafter as it was: what it learnt is forgotten. For drafters that run no model.
 """
@@ -13,7 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.protocols import Budget, Chunk, Drafter, Noise, Remembers, Scores, StepRecord, Verdict
+from outrider.proposals import everything
+from outrider.protocols import (
+    Budget,
+    Chunk,
+    Controller,
+    Drafter,
+    Load,
+    Noise,
+    Remembers,
+    Scores,
+    StepRecord,
+    StepTiming,
+    Verdict,
+)  # fmt: skip
 from outrider.tree import QRow
 
 _TEXT = (1, 2, 3, 1, 2, 3, 1, 2)
@@ -34,7 +48,7 @@ class _Text:
         return [QRow(self.tokens[2:3], np.array([1.0])) for _ in paths]
 
 
-def rehearse(drafter: Drafter, vocab_size: int, noise: Noise | None = None) -> None:
+def rehearse(drafter: Drafter, vocab_size: int, control: Controller | None = None, noise: Noise | None = None) -> None:
     """Two steps: one that follows the drafts and one that does not. A small vocabulary knows its own tokens only."""
     words, expected = (tuple(token % vocab_size for token in text) for text in (_TEXT, _PREDICTION))
     context = _Text(np.array(words, dtype=np.int64), words, expected)
@@ -42,11 +56,16 @@ def rehearse(drafter: Drafter, vocab_size: int, noise: Noise | None = None) -> N
     drafter.begin(0, context, [Chunk(0, 0, words[:-1], Scores(rows))])
     try:
         for _ in range(2):
-            (tree,) = drafter.propose([0], [Budget(8, 4)], [noise])  # type: ignore[list-item]
+            proposals = drafter.propose([0], [Budget(8, 4)], [noise])  # type: ignore[list-item]
+            budgets = [Budget(8, 4)]
+            (tree,) = control.size([0], proposals, budgets, Load(1), 0.1) if control else everything(proposals, [8])
             path = tuple(tree.children(0)[:1])
             emitted = (*(int(tree.tokens[node]) for node in path), words[0])
             scores = Scores(torch.zeros(len(tree), vocab_size))
-            drafter.observe(0, StepRecord(tree, Verdict(path, words[0]), emitted, scores))
+            record = StepRecord(tree, Verdict(path, words[0]), emitted, scores)
+            drafter.observe(0, record)
+            if control is not None:
+                control.observe([0], [record], StepTiming(0.1, 1.0, 0.0, len(tree), 1))
     finally:
         drafter.end(0)
         if isinstance(drafter, Remembers):

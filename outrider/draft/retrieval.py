@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from outrider.compiled import compiled
 from outrider.errors import InputError
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, fixed, root
 
@@ -94,8 +95,8 @@ class Retrieval:
     def end(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._draft(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._draft(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         place = self._slots[slot]

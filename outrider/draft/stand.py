@@ -32,6 +32,7 @@ from outrider.draft.odds import Odds, chance_of, new_odds, reset, restore_odds, 
 from outrider.draft.positions import Positions, parse, positions
 from outrider.draft.top_rows import top_of
 from outrider.noise import StreamNoise
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import Draw, QRow, TokenTree, fixed
 
@@ -96,8 +97,8 @@ class Stand:
     def end(self, slot: int) -> None:
         self._seats.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._grow(self._seats[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._grow(self._seats[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         seat, tree, emitted = self._seats[slot], record.tree, len(record.emitted)

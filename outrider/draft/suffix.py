@@ -34,6 +34,7 @@ from outrider.draft.suffix_index import (
     step,
 )
 from outrider.errors import InputError
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
 from outrider.tree import TokenTree, fixed, root
 
@@ -111,8 +112,8 @@ class Suffix:
             kept = len(request.context.output) + self.max_depth
             self._add(request.context.tokens[-min(kept, self.capacity) :])
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [self._tree(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        return Proposals([self._tree(self._slots[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
     def observe(self, slot: int, record: StepRecord) -> None:
         request = self._slots[slot]

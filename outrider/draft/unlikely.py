@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
-from outrider.tree import TokenTree, chain
+from outrider.tree import chain
 
 
 @dataclass(slots=True)
@@ -26,11 +27,12 @@ class Unlikely:
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
-        return [
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
+        trees = [
             chain(int(self._contexts[s].tokens[-1]), [self._worst[s]] * min(b.nodes, b.depth), origin=self.name)
             for s, b in zip(slots, budgets, strict=True)
         ]
+        return Proposals(trees)
 
     def observe(self, slot: int, record: StepRecord) -> None:
         assert record.scores.logits is not None

@@ -83,9 +83,11 @@ class Growth:
             run[0, at], run[1, at], run[2, at] = self.tokens[node], place[self.parents[node]], self.depths[node]
         return _known_tree(run[:, : len(place)]), done
 
-    def tree(self, origin: str) -> TokenTree:
+    def tree(self, origin: str, weights: Sequence[float] | None = None) -> TokenTree:
+        """`weights`: of each node, the guess that the path down to it is accepted."""
         origins = ("",) + (origin,) * (len(self.tokens) - 1)
-        return TokenTree(np.array(self.tokens), np.array(self.parents), tuple(self.draws), origins)
+        guesses = None if weights is None else np.array(weights)
+        return TokenTree(np.array(self.tokens), np.array(self.parents), tuple(self.draws), origins, guesses)
 
 
 def _known_tree(run: NDArray[np.int64]) -> TokenTree:

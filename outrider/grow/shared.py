@@ -3,13 +3,14 @@
 Behind each text the target's token is the winner of a race whose noise depends on the seed and the text alone. The
 draft runs the same race with its own law, so where the laws are close the winners agree; the first few to arrive become
 children. Lossless with the drafter-invariant rule, which alone decides; every coupled rule refuses such a drafter.
-Without noise the likeliest tokens are taken. Cost: one source call a level.
+Without noise the likeliest tokens are taken. A path less likely than the budget says is worth a level is not extended.
+Cost: one source call a level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from outrider.grow.drawing import likeliest
@@ -31,7 +32,7 @@ class SharedRace:
             for token, budget, own in zip(pending, budgets, noise, strict=True)
         ]
         unroll(source, slots, rules)
-        return [rule.growth.tree(source.name) for rule in rules]
+        return [rule.growth.tree(source.name, rule.chances) for rule in rules]
 
     def observe(self, slot: int, record: StepRecord) -> None:
         """Learns nothing."""
@@ -41,6 +42,7 @@ class SharedRace:
 class _Race:
     growth: Growth
     expansion: tuple[int, ...]
+    chances: list[float] = field(default_factory=lambda: [1.0])  # per node: the draft's, down to it
 
     def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
         children: list[int] = []
@@ -55,4 +57,5 @@ class _Race:
                 order = cast(SharedNoise, noise).first(law.ids, law.probs, self.growth.path(node), count)
                 proposals = [(int(law.ids[i]), None) for i in order]
             children += self.growth.propose(node, proposals) if proposals else []
-        return children
+            self.chances += [self.chances[node] * law.prob(token) for token, _ in proposals]
+        return [child for child in children if self.chances[child] >= self.growth.budget.least]

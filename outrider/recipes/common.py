@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -14,6 +14,7 @@ from outrider.protocols import Budget, Controller, Verifier
 
 if TYPE_CHECKING:
     from outrider.control.cost import CostCurve
+    from outrider.control.cost_model import CostModel
 
 log = logging.getLogger("outrider")
 VerifierName = Literal[
@@ -86,9 +87,27 @@ def cost_curve(parts: Parts) -> CostCurve:
         return cast("CostCurve", parts.cost)
     from outrider.control.cost import stored
 
-    precision = getattr(parts.target, "precision", parts.loaded.model.dtype)
+    precision = parts.target.traits.precision or parts.loaded.model.dtype
     runtime = f"{type(parts.target).__name__} {precision}"
     return stored(parts.target, parts.loaded.fingerprint, runtime)
+
+
+def cost_model(parts: Parts) -> CostModel:
+    """The one model of what this target's steps take, shared by all methods that ask for it."""
+    from outrider.control.cost_model import CostModel
+
+    if "cost model" not in parts.drafts:
+        try:
+            curve: Callable[[int], float] = cost_curve(parts).seconds
+        except InputError:  # all slots are busy: every size is tried and learnt from
+            curve = _unknown
+        traits = parts.target.traits
+        parts.drafts["cost model"] = CostModel(curve, traits.width, traits.even)
+    return cast("CostModel", parts.drafts["cost model"])
+
+
+def _unknown(rows: int) -> float:
+    return 1.0
 
 
 @contextmanager

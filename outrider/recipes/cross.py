@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Recipe
+from outrider.protocols import Recipe, Role
 from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
 
 if TYPE_CHECKING:
@@ -106,6 +106,6 @@ RECIPES = (
     MethodInfo(
         "omnidraft-ngram", "a drafter of another vocabulary, read through text with a cache that learns merges",
         "arXiv 2507.02659", "retrieval", True, "nothing (or any draft model)",
-        OmniDraftOptions, _omnidraft, "draft/cross_vocabulary.py",
+        OmniDraftOptions, _omnidraft, "draft/cross_vocabulary.py", Role.RUNS, samples=True,
     ),
 )  # fmt: skip

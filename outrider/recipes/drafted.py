@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Grower, Recipe, Source
+from outrider.protocols import Grower, Recipe, Role, Source
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
@@ -208,7 +208,7 @@ def _cost_aware(parts: Parts, options: CostAwareOptions) -> Grower:
 def _info(
     name: str, summary: str, paper: str, options: type, build: Callable[[Parts, Any], Recipe], file: str
 ) -> MethodInfo:
-    return MethodInfo(name, summary, paper, "model", True, A_DRAFT, options, build, file)
+    return MethodInfo(name, summary, paper, "model", True, A_DRAFT, options, build, file, Role.RUNS, samples=True)
 
 
 RECIPES = (

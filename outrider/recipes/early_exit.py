@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import InputError, UnsupportedModel
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Drafter, Recipe
+from outrider.protocols import Drafter, Recipe, Role
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
@@ -203,16 +203,16 @@ RECIPES = (
     MethodInfo(
         "early-exit", "the target's first layers and its head draft a chain until they doubt", "arXiv 2404.16710",
         "model", True, "nothing (a model trained for early exits does best)", EarlyExitOptions, _early_exit,
-        "grow/confident.py",
+        "grow/confident.py", Role.RUNS, samples=True,
     ),
     MethodInfo(
         "del", "early exit whose layer and length are chosen by expected tokens a layer, step by step",
         "arXiv 2504.05598", "model", True, "nothing (a model trained for early exits does best)", DelOptions, _del,
-        "draft/early_exit.py",
+        "draft/early_exit.py", Role.RUNS, samples=True,
     ),
     MethodInfo(
         "kangaroo", "the target's first layers with a trained adapter draft a chain until they doubt",
         "arXiv 2404.18911", "model", True, "a trained drafter (outrider train run)", KangarooOptions, _kangaroo,
-        "draft/kangaroo.py",
+        "draft/kangaroo.py", Role.RUNS, samples=True,
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Recipe
+from outrider.protocols import Recipe, Role
 from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
 
 
@@ -60,11 +60,11 @@ RECIPES = (
     MethodInfo(
         "lookahead", "runs ahead on a window of guesses and proposes the n-grams that came out of it",
         "arXiv 2402.02057", "fixed point", True, "nothing",
-        LookaheadOptions, _lookahead, "draft/lookahead.py",
+        LookaheadOptions, _lookahead, "draft/lookahead.py", Role.LOOKS,
     ),
     MethodInfo(
         "jacobi", "the target's own predictions for a window, verified and improved in each step",
         "arXiv 2305.10427; arXiv 2410.01699", "fixed point", True, "nothing",
-        JacobiOptions, _jacobi, "draft/jacobi.py",
+        JacobiOptions, _jacobi, "draft/jacobi.py", Role.LOOKS, samples=True,
     ),
 )  # fmt: skip

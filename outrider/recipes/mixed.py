@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 from outrider import methods
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Budget, Controller, Drafter, Even, Pads, Recipe
-from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier, wide_steps
+from outrider.protocols import Budget, Drafter, Part, Recipe, Role
+from outrider.recipes.common import VerifierName, at_least, cost_model, told_if_slow, verifier, wide_steps
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
 TRAINED = "suffix,predicted,eagle3"  # in small trees a table of likely successors adds nothing to these but time
 WIDE = f"{MODEL_FREE},eagle3"  # on a GPU trees have room for one
 SOME, MANY = 32, 63  # candidates; with the pending token the second fills a step of 64 rows
-DEAR = ("feature",)  # families whose candidates are point masses too, but cost a network's time
+ORDER = (Role.FREE, Role.LOOKS, Role.RUNS, Role.DRAWS)  # in which parts are asked: the expensive know what others found
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +28,7 @@ class MixOptions:
         f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where a drafter is shipped {TRAINED}, "
         f"on a GPU {WIDE}",
     )
+    draft: str = option("", "a smaller model to draft with as well: hub id, folder or .gguf")
     store: str = option("", "a store made by `outrider index build`, to draft from as well")
     budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, where wide steps cost little, else {SOME}")
     depth: int = option(16, "how deep a tree may be")
@@ -41,6 +40,7 @@ class MixOptions:
 
 
 def _mix(parts: Parts, options: MixOptions) -> Recipe:
+    from outrider.control.goodput import Goodput
     from outrider.draft.mix import Mix
     from outrider.draft.rehearsal import rehearse
 
@@ -48,23 +48,35 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
     at_least("depth", options.depth, 1)
     wide = wide_steps(parts)
     options = dataclasses.replace(options, budget=options.budget or (MANY if wide else SOME))
-    listed = _default(parts, wide) if options.parts == "auto" else options.parts
-    names = [name.strip() for name in listed.split(",") if name.strip()]
-    names += ["retrieval"] if options.store and "retrieval" not in names else []
-    if not names or "mix" in names or len(set(names)) < len(names):
-        raise InputError(f"option parts is {options.parts!r}; name different methods, such as {MODEL_FREE}")
-    ranked, dear, drawn = _sorted(parts, names, options)
+    members = _members(parts, _names(parts, options, wide), options)
     rule = verifier(options.verifier)
-    if drawn and Law.MIXED not in rule.honours:
+    if any(part.role is Role.DRAWS for part in members) and Law.MIXED not in rule.honours:
         raise InputError(
             f"option verifier is {options.verifier!r}, which takes no sampled and chosen candidates in one tree; "
             "use invariant, recursive, naive or traversal, or leave out the parts that draw"
         )
-    mix = Mix([*ranked, *dear], drawn, len(dear), combine=options.combine)
     with told_if_slow("getting ready for this machine: compiling drafters and timing the model; this happens once"):
-        if ranked:
-            rehearse(Mix(ranked, dear=1, seconds=lambda _, most: np.ones(most + 1)), parts.target.vocab_size)
-        return Recipe("mix", mix, rule, _sized(parts, mix, options))
+        costs = cost_model(parts) if options.size == "cost" else None
+        control = Goodput(
+            Budget(options.budget, options.depth), [part.role for part in members], costs,
+            even=parts.target.traits.even, combine=options.combine,
+        )  # fmt: skip
+        if quick := [part.drafter for part in members if part.role in (Role.FREE, Role.LOOKS)]:
+            roles = [Role.LOOKS, *[Role.FREE] * len(quick[2:]), Role.RUNS][-len(quick) :]  # every kind of decision
+            trial = Goodput(control.limit, roles, costs)
+            rehearsed = Mix([Part(own, role) for own, role in zip(quick, roles, strict=True)], trial)
+            rehearse(rehearsed, parts.target.vocab_size, trial)
+        return Recipe("mix", Mix(members, control), rule, control, costs=costs)
+
+
+def _names(parts: Parts, options: MixOptions, wide: bool) -> list[str]:
+    listed = _default(parts, wide) if options.parts == "auto" else options.parts
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    for given, name in ((options.store, "retrieval"), (options.draft, "draft-model")):
+        names += [name] if given and name not in names else []
+    if not names or "mix" in names or len(set(names)) < len(names):
+        raise InputError(f"option parts is {options.parts!r}; name different methods, such as {MODEL_FREE}")
+    return names
 
 
 def _default(parts: Parts, wide: bool) -> str:
@@ -75,52 +87,26 @@ def _default(parts: Parts, wide: bool) -> str:
     return WIDE if wide else TRAINED
 
 
-def _sorted(
-    parts: Parts, names: Sequence[str], options: MixOptions
-) -> tuple[list[Drafter], list[Drafter], list[Drafter]]:
-    """Drafters of point masses, those of them that are dear, and those that draw."""
-    ranked: list[Drafter] = []
-    dear: list[Drafter] = []
-    drawn: list[Drafter] = []
+def _members(parts: Parts, names: Sequence[str], options: MixOptions) -> list[Part]:
+    """In the order in which they are asked."""
+    members = []
     for name in names:
-        family = methods.find(name).family
-        draws = family == "model" or (family in DEAR and options.verifier != "invariant")
-        group = drawn if draws else dear if family in DEAR else ranked
-        group.append(_part(parts, name, options, len(names)))
-    return ranked, dear, drawn
+        info = methods.find(name)
+        draws = info.samples and options.verifier != "invariant"
+        members.append(Part(_drafter(parts, info, options, len(names)), Role.DRAWS if draws else info.role))
+    return sorted(members, key=lambda part: ORDER.index(part.role))
 
 
-def _sized(parts: Parts, mix: Any, options: MixOptions) -> Controller:
-    if options.size == "budget":
-        return controller("fixed", options.budget, options.depth)
-    from outrider.control.open import Open
-    from outrider.control.step_cost import StepCost
-
-    cost = StepCost(_curve(parts), parts.target.width if isinstance(parts.target, Pads) else None)
-    mix.seconds = cost.seconds
-    even = isinstance(parts.target, Even) and parts.target.even
-    return Open(Budget(options.budget, options.depth), cost.add, even)
-
-
-def _curve(parts: Parts) -> Callable[[int], float]:
-    """Where nothing can be measured now, because all slots are busy, every size is tried and learnt from."""
-    try:
-        return cost_curve(parts).seconds
-    except InputError:
-        return lambda rows: 1.0
-
-
-def _part(parts: Parts, name: str, options: MixOptions, count: int) -> Drafter:
+def _drafter(parts: Parts, info: MethodInfo, options: MixOptions, count: int) -> Drafter:
     """The drafter of a method, with those of our options that it knows."""
-    info = methods.find(name)
     known = {field.name for field in dataclasses.fields(info.options)}
     ours: dict[str, Any] = {
-        "store": options.store, "memory_bytes": options.memory_bytes // count, "scope": options.scope,
-        "verifier": options.verifier, "budget": options.budget,
+        "store": options.store, "draft": options.draft, "memory_bytes": options.memory_bytes // count,
+        "scope": options.scope, "verifier": options.verifier, "budget": options.budget, "learn_prompt": False,
     }  # fmt: skip
-    drafter = methods.build(name, parts, {key: value for key, value in ours.items() if key in known}).drafter
+    drafter = methods.build(info.name, parts, {key: value for key, value in ours.items() if key in known}).drafter
     if drafter is None:
-        raise InputError(f"option parts names {name!r}, which drafts nothing; leave it out")
+        raise InputError(f"option parts names {info.name!r}, which drafts nothing; leave it out")
     return drafter
 
 

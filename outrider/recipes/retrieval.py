@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Drafter, Recipe
+from outrider.protocols import Drafter, Recipe, Role
 from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
 from outrider.recipes.drafted import A_DRAFT, TreeOptions, draft_source
 
@@ -108,6 +108,6 @@ RECIPES = (
     MethodInfo(
         "rasd", "a draft model's tree joined with what was retrieved, pruned by the draft's first law",
         "arXiv 2503.03434", "model", True, f"{A_DRAFT}; a corpus if there is one",
-        RasdOptions, _rasd, "draft/rasd.py",
+        RasdOptions, _rasd, "draft/rasd.py", Role.RUNS, samples=True,
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Recipe
+from outrider.protocols import Recipe, Role
 from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
 
 SCOPE_HELP = "shared: all sequences learn together; private: what a request teaches ends with it"
@@ -130,10 +130,11 @@ RECIPES = (
     MethodInfo(
         "token-recycling", "successors that the target itself ranked highest, walked as a tree",
         "arXiv 2408.08696", "table", True, "nothing", RecyclingOptions, _recycling, "draft/recycling.py",
+        Role.LOOKS,
     ),
     MethodInfo(
         "stand", "draws from the mean of the target's own laws after the last few tokens",
-        "arXiv 2506.04708", "table", True, "nothing", StandOptions, _stand, "draft/stand.py",
+        "arXiv 2506.04708", "table", True, "nothing", StandOptions, _stand, "draft/stand.py", Role.LOOKS, samples=True,
     ),
     MethodInfo(
         "aded", "a tri-gram table that follows the text, searched for the prefixes worth a draft",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
-from outrider.protocols import Grower, OwnThreads, Recipe
+from outrider.protocols import Grower, Recipe, Role
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
@@ -166,7 +166,7 @@ def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
             made(cache=cache), grower, sampled, make=make, depth=depth, always=options.grower == "topk"
         )
     else:
-        beside = isinstance(parts.target, OwnThreads) and parts.target.own_threads
+        beside = parts.target.traits.own_threads
         source = made(lone=_lone_maker(parts, beside)) if kind == "eagle3" else made()
         drafter = Grown(source, grower, sampled, beside=beside)
     return Recipe(kind, drafter, verifier(options.verifier), budget)
@@ -216,9 +216,8 @@ def _recorded_cache(parts: Parts, kind: str, net: Any, options: TrainedOptions, 
     key = ("cache", kind, options.drafter)
     if key not in parts.drafts:
         cache = FeatureCache(net.shape.kv_heads, net.shape.head_dim, net.fc.weight.dtype, net.fc.weight.device)
-        slots = getattr(parts.target, "slots", parts.target.free_slots)
         try:
-            cache.reserve(slots, parts.target.max_context + TEXT + MOST + 1)
+            cache.reserve(parts.target.traits.slots, parts.target.max_context + TEXT + MOST + 1)
         except torch.OutOfMemoryError:
             log.warning("drafts of %s are not recorded but made step by step: too little GPU memory", kind)
             return None
@@ -308,7 +307,8 @@ def _grower(parts: Parts, options: TrainedOptions, depth: int) -> Grower:
 
 def _method(kind: str, summary: str, paper: str, needs: str = A_DRAFTER) -> MethodInfo:
     build: Callable[[Parts, TrainedOptions], Recipe] = partial(_build, kind)
-    return MethodInfo(kind, summary, paper, "feature", True, needs, TrainedOptions, build, f"draft/{kind}.py")
+    return MethodInfo(kind, summary, paper, "feature", True, needs, TrainedOptions, build, f"draft/{kind}.py",
+                      Role.RUNS, samples=True)  # fmt: skip
 
 
 RECIPES = (

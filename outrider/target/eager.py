@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.errors import InputError, OutriderError
-from outrider.protocols import Chunk, Needs, Scores
+from outrider.protocols import Chunk, Needs, Scores, Traits
 from outrider.target.adapter import Adapter
 from outrider.target.cache import SlotCache
 from outrider.target.passes import Block, Pass, chain_block
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 class TransformersTarget:
     runtime = "eager"
     tested = TESTED  # types of models that need no check at load
+    precision = ""  # of the weights; empty: the dtype that the model has
+    even = False  # whether a step costs the same whatever ran before it
+    own_threads = False  # whether they are other than torch's
 
     def __init__(
         self,
@@ -101,6 +104,20 @@ class TransformersTarget:
         if slots < max_slots:
             log.info("%d slots of %d: cache_bytes allow no more at %d tokens each", slots, max_slots, context)
         return context, slots
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            self.runtime, self.precision or None, self.weight_bytes, len(self._lengths), self.even, self.own_threads
+        )
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """What a step of greedy decoding reads of the weights, where that is known."""
+        return None
+
+    def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
+        """Nothing is made beforehand."""
 
     # Slots
 

@@ -27,7 +27,7 @@ from outrider.protocols import Needs, Scores
 from outrider.target.eager import TransformersTarget
 from outrider.target.native_cache import NativeCache
 from outrider.target.native_model import BITS, as_held, read_by, recognise, weights_of, windows
-from outrider.target.openvino_convert import Traits, traits
+from outrider.target.openvino_convert import GraphTraits, traits
 from outrider.target.passes import Block
 from outrider.target.selftest import self_check
 
@@ -70,7 +70,7 @@ class NativeTarget(TransformersTarget):
         linears = [own for own in read if isinstance(own, Linear)]
         return sum(own.values.nbytes + own.scales.nbytes for own in linears)
 
-    def _adapt(self, model: Any) -> Traits:
+    def _adapt(self, model: Any) -> GraphTraits:
         known = traits(model)
         self._shape = recognise(model, known)
         return known

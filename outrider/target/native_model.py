@@ -24,7 +24,7 @@ from outrider.native.products import Linear
 from outrider.native.screen import no_screen, screen_of
 from outrider.native.step import Shape, Weights
 from outrider.native.vectors import FLOATS, GROUP, ROWS
-from outrider.target.openvino_convert import Traits
+from outrider.target.openvino_convert import GraphTraits
 
 PARTS = {
     "": {"model", "lm_head"},
@@ -37,7 +37,7 @@ BITS = {"float32": 32, "int8": 8, "int4": 4}  # of weights, by precision
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})  # may stand beside the products of attention
 
 
-def recognise(model: Any, known: Traits) -> Shape:
+def recognise(model: Any, known: GraphTraits) -> Shape:
     """Raises `UnsupportedModel` where the model is not built of the usual parts."""
     name = type(model).__name__
 

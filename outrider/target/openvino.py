@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.protocols import NO_NEEDS, Needs, Scores
+from outrider.protocols import NO_NEEDS, Needs, Scores, Traits
 from outrider.target.eager import TransformersTarget
 from outrider.target.openvino_cache import Layout, RowCache, stride, within_a_block
-from outrider.target.openvino_convert import BLOCK, PRECISIONS, Traits, multiplied_bytes, traits
+from outrider.target.openvino_convert import BLOCK, PRECISIONS, GraphTraits, multiplied_bytes, traits
 from outrider.target.openvino_fixed import MOST, ROWS, FixedShapes, Shape
 from outrider.target.openvino_request import Request, shaped
 from outrider.target.openvino_rows import Steady, padded
@@ -105,7 +105,7 @@ class OpenVINOTarget(TransformersTarget):
                         "part from plain decoding; int8-weights rounds less", self.precision)  # fmt: skip
         return 2
 
-    def _adapt(self, model: Any) -> Traits:
+    def _adapt(self, model: Any) -> GraphTraits:
         return traits(model)
 
     @contextmanager
@@ -143,7 +143,7 @@ class OpenVINOTarget(TransformersTarget):
 
     def _fixed_inputs(self, rows: int, blocks: int) -> dict[str, tuple[int, ...]]:
         """The shape of every input in a step of one sequence that stays within a block of text."""
-        known: Traits = self._adapter
+        known: GraphTraits = self._adapter
         shapes: dict[str, tuple[int, ...]] = {"input_ids": (1, rows), "position_ids": (1, rows)}
         for i in range(len(known.rules)):
             shapes[f"mask.{i}"], shapes[f"own.{i}"] = (1, blocks, 1, 1, 1, BLOCK), (1, 1, 1, 1, rows, BLOCK + rows)
@@ -181,6 +181,10 @@ class OpenVINOTarget(TransformersTarget):
         """Changes state: a free slot holds a made-up text."""
         self._cache.fill(slot, length)
         self._lengths[slot] = self._touched[slot] = length
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, width=self.width)
 
     def width(self, rows: int) -> int:
         """Rows that a step of one sequence runs for so many, padding included."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from outrider.target.cache import zeros
-from outrider.target.openvino_convert import BLOCK, Rule, Traits
+from outrider.target.openvino_convert import BLOCK, GraphTraits, Rule
 from outrider.target.passes import Block
 
 Array = NDArray[np.float32]
@@ -31,7 +31,7 @@ def stride(blocks: int) -> int:
 
 
 class RowCache:
-    def __init__(self, known: Traits, slots: int) -> None:
+    def __init__(self, known: GraphTraits, slots: int) -> None:
         self.slots, self.capacity = slots, 0  # blocks a slot
         self.version = 0  # changes whenever the tensors are other ones
         self._known, self._groups = known, known.groups

@@ -65,7 +65,7 @@ PRECISIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class GraphTraits:
     """What a model says about itself in one forward of two tokens."""
 
     model_type: str
@@ -119,7 +119,7 @@ class _Listener:
 
 
 @torch.inference_mode()
-def traits(model: Any) -> Traits:
+def traits(model: Any) -> GraphTraits:
     """Does not change the model. Raises `UnsupportedModel` where no graph of it would be right."""
     name, text = type(model).__name__, model.config.get_text_config(decoder=True)
     if model.device.type != "cpu" or model.dtype != torch.float32:
@@ -148,7 +148,7 @@ def traits(model: Any) -> Traits:
             f"{name} takes positions from storage order ({', '.join(sorted(by_storage))}), which a graph of this "
             "runtime cannot; use runtime eager"
         )
-    return Traits(
+    return GraphTraits(
         text.model_type, model.device, model.dtype, out.logits.shape[-1], [recorder.shapes[i] for i in range(layers)],
         listener.rules, len(out.hidden_states), "logits_to_keep" in inspect.signature(model.forward).parameters,
     )  # fmt: skip
@@ -266,13 +266,13 @@ class _Traced(nn.Module):
         return out.logits, *out.hidden_states, *(torch.cat([cache.new[t] for t in group]) for group in self.groups)
 
 
-def trace(model: Any, known: Traits) -> Any:
+def trace(model: Any, known: GraphTraits) -> Any:
     """An `openvino.Model` in float32 that shares the weights' memory with `model`.
 
-    Inputs: input_ids and position_ids [B, R], keep [K], past.t [B, N, *Traits.block] and recent.t [B, *Traits.recent],
-    and masks: mask.i [B, N, 1, 1, 1 or R, BLOCK] over the N finished blocks, own.i [B, J, 1, 1, R, W + R] over the
-    recent columns and the rows, which count in J blocks. Outputs: logits [B, K, V], hidden.i [B, R, d], new.g: the
-    rows' own keys or values, the tensors of a group stacked along B.
+    Inputs: input_ids and position_ids [B, R], keep [K], past.t [B, N, *GraphTraits.block] and
+    recent.t [B, *GraphTraits.recent], and masks: mask.i [B, N, 1, 1, 1 or R, BLOCK] over the N finished blocks,
+    own.i [B, J, 1, 1, R, W + R] over the recent columns and the rows, which count in J blocks. Outputs: logits
+    [B, K, V], hidden.i [B, R, d], new.g: the rows' own keys or values, the tensors of a group stacked along B.
     """
     import openvino as ov
 

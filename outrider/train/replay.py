@@ -21,6 +21,7 @@ from outrider.api import Outrider
 from outrider.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import read_card
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Context, Drafter, Needs, Noise, Recipe, StepRecord
 from outrider.sampling import SamplingParams
 from outrider.train.dialogue import ANSWER, FORCED
@@ -78,7 +79,7 @@ class Noted:
             self.mistakes += [Mistake(text, *own) for own in self._open.pop(slot)]
         self.inner.end(slot)
 
-    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
+    def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         return self.inner.propose(slots, budgets, noise)
 
     def observe(self, slot: int, record: StepRecord) -> None:

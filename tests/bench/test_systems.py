@@ -19,6 +19,7 @@ from outrider.bench.peer import Processes
 from outrider.bench.systems import parse_systems, peer_contender
 from outrider.bench.twin import Kind, twin_gguf
 from outrider.errors import InputError, UnknownName
+from outrider.protocols import Traits
 
 FAKE = PeerInfo("fake", "fake", ("plain", "fast"), ("fake-package",), remove=("harmful",), compiled=True)
 
@@ -149,12 +150,12 @@ def test_weights_are_counted_as_the_runtime_holds_them(tied: bool) -> None:
     config = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    engine = SimpleNamespace(loaded=SimpleNamespace(model=model), target=SimpleNamespace())
+    engine = SimpleNamespace(loaded=SimpleNamespace(model=model), target=SimpleNamespace(traits=Traits()))
     own = runtime_traffic(engine)  # type: ignore[arg-type]
     assert own["dtype"] == "float32" and own["weight_bytes"] == traffic(model)["weight_bytes"]
     for precision, share in (("float32", 1), ("int8", 4), ("int4", 8)):
         held = multiplied_bytes(openvino_graph(model, precision, keep=False))
         head = 0 if precision != "int4" else 512 * 256 / 2  # stays in eight bits there
         assert held == pytest.approx(own["weight_bytes"] / share + head, rel=0.08)
-        engine.target = SimpleNamespace(weight_bytes=held, precision=precision)
+        engine.target = SimpleNamespace(traits=Traits(weight_bytes=held, precision=precision))
         assert runtime_traffic(engine) == {**own, "weight_bytes": held, "dtype": precision}  # type: ignore[arg-type]

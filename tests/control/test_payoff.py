@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.control.payoff import Costs, Odds, Payoff
-from outrider.protocols import Budget, Scores, StepRecord, StepTiming, Verdict
+from outrider.protocols import Budget, Load, Scores, StepRecord, StepTiming, Verdict
 from outrider.tree import chain
 
 LIMIT = Budget(64, 64)
@@ -19,7 +19,7 @@ def simulate(controller: Payoff, cost, accept: float, steps: int, seed: int = 0,
     for slot in slots:
         controller.begin(slot)
     for _ in range(steps):
-        budgets = controller.budgets(list(slots), [LIMIT] * len(slots))
+        budgets = controller.plan(list(slots), [LIMIT] * len(slots), Load(len(slots)))
         records = []
         for budget in budgets:
             width = min(budget.nodes, budget.depth) if rng.random() < propose else 0
@@ -75,7 +75,7 @@ def test_a_sequence_that_pays_is_not_held_back_by_one_that_does_not() -> None:
         controller.begin(slot)
     widths = np.zeros(2)
     for _ in range(300):
-        budgets = controller.budgets([0, 1], [LIMIT] * 2)
+        budgets = controller.plan([0, 1], [LIMIT] * 2, Load(2))
         records = []
         for slot, budget in enumerate(budgets):
             width = min(budget.nodes, budget.depth)
@@ -114,7 +114,7 @@ def test_limits_are_never_passed() -> None:
     controller = Payoff()
     simulate(controller, lambda r: 1.0, 0.95, 50)
     for limit in (Budget(0, 5), Budget(3, 1), Budget(2, 9)):
-        (budget,) = controller.budgets([0], [limit])
+        (budget,) = controller.plan([0], [limit], Load(1))
         assert budget.nodes <= limit.nodes and budget.depth <= limit.depth
 
 

@@ -231,7 +231,10 @@ def test_a_drafter_that_was_off_catches_up(loaded, net) -> None:
         def begin(self, slot) -> None: ...
         def end(self, slot) -> None: ...
         def observe(self, slots, records, timing) -> None: ...
-        def budgets(self, slots, limits):
+        def size(self, slots, proposals, budgets, load, seconds):
+            return list(proposals)
+
+        def plan(self, slots, limits, load):
             self.calls += 1
             return [Budget(0, 0) if self.calls < AT_ONCE + 20 else Budget(4, 2) & limit for limit in limits]
 

@@ -12,6 +12,7 @@ from outrider.api import Outrider
 from outrider.draft.early_exit import DynamicExit, Rates, Sureness, best_exit
 from outrider.errors import InputError
 from outrider.models import load_model
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Chunk, Scores, StepRecord, Verdict
 from outrider.tree import chain, root
 from tests.train.conftest import make_target
@@ -71,7 +72,7 @@ class Fake:
 
     def propose(self, slots, budgets, noise):
         self.seen.append([(slot, budget.nodes) for slot, budget in zip(slots, budgets, strict=True)])
-        return [chain(7, [1] * budget.nodes) for budget in budgets]
+        return Proposals([chain(7, [1] * budget.nodes) for budget in budgets])
 
     def observe(self, slot, record) -> None:
         self.seen.append(record.tree.candidates)

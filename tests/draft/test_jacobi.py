@@ -17,6 +17,7 @@ from outrider.control.fixed import Fixed
 from outrider.draft.jacobi import Jacobi, continuation
 from outrider.engine import Engine
 from outrider.noise import DRAFT, StreamNoise
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Recipe, Scores, StepRecord, Verdict
 from outrider.sampling import History, SamplingParams
 from outrider.tree import Draw, chain, merge, root
@@ -78,7 +79,8 @@ class Relabelled(Jacobi):
 
     def propose(self, slots, budgets, noise):
         trees = super().propose(slots, budgets, noise)
-        return [replace(tree, draws=self.relabel(self._slots[s], tree)) for s, tree in zip(slots, trees, strict=True)]
+        made = [replace(tree, draws=self.relabel(self._slots[s], tree)) for s, tree in zip(slots, trees, strict=True)]
+        return Proposals(made)
 
 
 def test_fresh_tokens_recorded_with_the_targets_law_are_seen() -> None:

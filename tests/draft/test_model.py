@@ -14,6 +14,7 @@ from outrider.draft.grown import Grown
 from outrider.draft.model import ModelSource
 from outrider.engine import Engine
 from outrider.grow.chain import Chain
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Needs, Recipe
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
@@ -100,7 +101,10 @@ def test_a_draft_that_was_switched_off_catches_up(target) -> None:
         def begin(self, slot) -> None: ...
         def end(self, slot) -> None: ...
         def observe(self, slots, records, timing) -> None: ...
-        def budgets(self, slots, limits):
+        def size(self, slots, proposals, budgets, load, seconds):
+            return list(proposals)
+
+        def plan(self, slots, limits, load):
             self.calls += 1
             wanted = Budget(0, 0) if self.calls % 40 < 30 else Budget(3, 3)
             return [wanted & limit for limit in limits]
@@ -123,7 +127,8 @@ def test_a_step_in_which_only_others_drafted_leaves_the_drafts_cache_alone() -> 
             if self.asked % 2:
                 return super().propose(slots, budgets, noise)
             pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
-            return [chain(token, [0, 1][: budget.depth]) for token, budget in zip(pending, budgets, strict=True)]
+            drafts = [chain(token, [0, 1][: budget.depth]) for token, budget in zip(pending, budgets, strict=True)]
+            return Proposals(drafts)
 
     source = ModelSource(ToyTarget(ToyLM(3, seed=7)))
     recipe = Recipe("draft", EverySecondStep(source, Chain(), sampled=True), Rejection(), Fixed(Budget(2, 2)))

@@ -19,6 +19,7 @@ from outrider.engine import Engine
 from outrider.grow.kary import KAry
 from outrider.grow.rsd import StochasticBeam
 from outrider.grow.topk import TopK
+from outrider.proposals import Proposals
 from outrider.protocols import Budget, Grower, Needs, Recipe
 from outrider.sampling import SamplingParams
 from outrider.target.eager import TransformersTarget
@@ -49,14 +50,14 @@ class Found:
 
     def observe(self, slot, record) -> None: ...
 
-    def propose(self, slots, budgets, noise) -> list[TokenTree]:
+    def propose(self, slots, budgets, noise) -> Proposals:
         self.budgets += budgets
         made = []
         for slot, budget in zip(slots, budgets, strict=True):
             pending = int(self.contexts[slot].tokens[-1])
             tree = from_paths(pending, [path[: budget.depth] for path in self.paths], self.name)
             made.append(tree.keep(range(1, min(len(tree), budget.nodes + 1))))
-        return made
+        return Proposals(made)
 
 
 def joined(draft: ToyLM, grower: Grower, paths, sampled: bool = True, **options) -> Rasd:
@@ -154,13 +155,13 @@ def test_the_tree_is_the_union_of_the_models_and_the_pruned_one(paths, keep, sha
 class Knows(Found):
     """Finds what the target will say, which the draft model does not know."""
 
-    def propose(self, slots, budgets, noise) -> list[TokenTree]:
+    def propose(self, slots, budgets, noise) -> Proposals:
         made = []
         for slot, budget in zip(slots, budgets, strict=True):
             context = self.contexts[slot].tokens.tolist()
             text = next(t for t in self.paths if t[: len(context)] == context)
             made.append(from_paths(context[-1], [text[len(context) :][: min(budget.depth, budget.nodes)]], self.name))
-        return made
+        return Proposals(made)
 
 
 @pytest.mark.parametrize("budget", [Budget(8, 4), Budget(1, 1), Budget(3, 4)])

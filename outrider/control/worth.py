@@ -1,4 +1,4 @@
-"""Worth: how deep a dear drafter is asked in a step, from what its candidates have brought per second so far.
+"""Worth: how deep an expensive drafter is asked in a step, from what its candidates have brought per second so far.
 
 Whenever it was asked, the step is weighed as it would have been with each smaller depth and without the drafter at all:
 the chances of the candidates are known, and so are the seconds. Steps are told apart by what the cheap drafters expect
@@ -40,6 +40,7 @@ class Worth:
     margin: float = 0.05  # of speed that being asked must bring
     explore: float = 0.02  # of the time: what tries of the whole depth may cost
     most_patience: int = 256
+    whole: bool = False  # it runs all its levels, however few it is asked for
     _kinds: list[Depths] = field(init=False)
     _times: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds by depth asked
     _late: dict[int, float] = field(default_factory=dict)  # seconds of the first one that came after a pause
@@ -77,6 +78,9 @@ class Worth:
         took = self._late | {d: median(times) for d, times in self._times.items()}
         level = {d: seconds / (d + 1) for d, seconds in took.items()}
         known = level[max(level)] if level else 0.0
+        if self.whole:
+            out[1:] = known * (max(level) + 1) if level else 0.0
+            return out
         for d in range(max([depth, *level]), 0, -1):
             known = level.get(d, known)
             if d <= depth:

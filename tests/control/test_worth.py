@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.draft.worth import Worth, rates
+from outrider.control.worth import Worth, rates
 
 ALONE = 2  # the mask of the dear drafter's own candidates
 

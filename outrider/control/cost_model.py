@@ -1,4 +1,4 @@
-"""Step cost: seconds of a step by its rows, from a curve measured once and corrected by what steps really take.
+"""Cost model: seconds of a target's step by its rows, from a curve measured once and corrected by what steps take.
 
 The curve knows sizes that were never tried, the steps know this context, this batch and what else the machine does; the
 correction is the ratio of the two at the sizes seen, carried over to their neighbours. Sizes up to the same power of
@@ -6,8 +6,9 @@ two count together, so that a longer context is noticed within a few steps. A si
 others do: what is made ready at its first step would otherwise keep it from ever being tried again; and one not seen
 for long is forgotten, so that a slow spell of the machine cannot keep it from being tried again. Fewer rows are
 never taken to cost more, for they could be run as more. A target that pads its steps says to what: rows that it would
-run anyway cost nothing, and the first one beyond them what it does. Changes no output. Estimates are made anew every
-few steps, so that a step pays microseconds for them.
+run anyway cost nothing, and the first one beyond them what it does. Where a runtime goes on for some steps in the size
+of a wide one, a plain step counts only when it is settled or faster than expected. There is one for each target, fed by
+every step of every method. Changes no output. Estimates are made anew every few steps, which takes microseconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ENOUGH = 3  # steps of a size that tell what it costs
 WINDOW = 2 * ENOUGH - 1  # of them that are remembered: so many new ones outweigh the old
 PERIOD = 8  # steps after which estimates are made anew
 OLD = 64  # steps after which a size that was not among them is forgotten
+SETTLED = 8  # plain steps in a row after which a runtime has forgotten a wider one
 
 
 class _Step(NamedTuple):
@@ -34,9 +36,11 @@ class _Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class StepCost:
+class CostModel:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
     width: Callable[[int], int] | None = None  # rows that a step of a single sequence runs for so many; None: as many
+    even: bool = True  # a plain step costs the same behind a wide one as behind another
+    _in_a_row: int = SETTLED  # plain steps; nothing wide was there before the first step
     _seen: dict[int, dict[int, deque[_Step]]] = field(default_factory=dict)  # by batch and size
     _known: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by batch: what `seconds` says
     _unread: dict[int, int] = field(default_factory=dict)  # by batch: steps that it does not know of yet
@@ -45,6 +49,10 @@ class StepCost:
 
     def add(self, rows: int, batch: int, seconds: float) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences took so long."""
+        self._in_a_row = self._in_a_row + 1 if rows <= batch else 0
+        settled = self.even or rows > batch or self._in_a_row > SETTLED or batch not in self._seen
+        if not settled and seconds >= self.seconds(batch, 0)[0]:
+            return
         seen = self._seen.setdefault(batch, defaultdict(lambda: deque(maxlen=WINDOW)))
         rows = rows if batch > 1 or self.width is None else self.width(rows)
         self._steps += 1

@@ -1,0 +1,39 @@
+"""Stretch: whether a drafter that reads the target's rows after every step has lately been worth that.
+
+A table of likely tokens is only as good as the rows it has read, so it is judged by stretches and not by steps: awake
+it looks and may be asked, asleep it does neither. Every step awake says how much faster the step was expected to be
+with the drafter than without it, its reading included. A stretch that did not pay is followed by a sleep so long that
+trying again costs a set share of the time. Changes no output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Stretch:
+    trial: int = 32  # steps awake before they are judged
+    explore: float = 0.005  # of the time: what trials may cost
+    longest: int = 4096  # steps of a sleep
+    asleep: int = 0  # steps still to sleep
+    _seen: int = 0  # steps awake since the last sleep
+    _gain: float = 0.0  # mean logarithm of the speed with the drafter over that without it
+
+    @property
+    def awake(self) -> bool:
+        return self.asleep == 0
+
+    def learn(self, gain: float) -> None:
+        """Changes state: a step awake was expected to be e to the `gain` times as fast as without the drafter."""
+        self._seen += 1
+        self._gain += (gain - self._gain) / min(self._seen, self.trial)
+        if self._seen >= self.trial and self._gain < 0:
+            loss = self.trial * (math.exp(-self._gain) - 1)  # in plain steps
+            self.asleep = max(self.trial, min(int(loss / self.explore), self.longest))
+            self._seen, self._gain = 0, 0.0
+
+    def sleep(self) -> None:
+        """Changes state: a step asleep has gone by."""
+        self.asleep = max(self.asleep - 1, 0)
