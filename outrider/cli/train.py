@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers, one_process
+from outrider.cli.drafter_options import (
+    Device,
+    Drafter,
+    Dtype,
+    Model,
+    Text,
+    check_drafter_folder,
+    numbers,
+    one_process,
+)
 from outrider.cli.on_policy import on_policy
 from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
@@ -160,6 +169,7 @@ def run(
              "eight_bits": eight_bits}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
+    check_drafter_folder(folder)
     plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
     from outrider.train.crew import crew
@@ -255,6 +265,7 @@ def distill(
     if min(length, shard, steps, batch) < 1 or not (rate > 0 and math.isfinite(rate)):
         raise InputError("--length, --shard, --steps, --batch and --lr must be above zero")
     _pace(save_every, checkpoint_every)
+    check_drafter_folder(folder)
     from outrider.models import load_model
     from outrider.train.distill import DistillPlan, pick_layers
     from outrider.train.distill import distill as train

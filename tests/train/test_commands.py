@@ -155,7 +155,7 @@ def test_help_lists_every_loss_and_kind(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(LOSSES) <= words and set(KINDS) <= words
     table = CliRunner().invoke(app, ["train", "kinds"])
     assert table.exit_code == 0 and "feature_weight" in table.output
-    listed = run("kinds")
+    listed = run("kinds")["rows"]
     assert [row["kind"] for row in listed] == list(KINDS) and listed[0]["settings"]["unroll"]["default"] == 6
 
 
