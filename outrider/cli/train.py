@@ -89,14 +89,14 @@ def data(
         raise InputError("--length and --shard must be above zero, --about-every and --loop zero or more")
     heats = tuple(numbers("--temperatures", temperatures))
     from outrider.models import load_model
-    from outrider.train.selfdata import DataPlan, write_data
+    from outrider.train.selfdata import DataPlan, sampled, write_data
 
     one_process("data")
     target = load_model(model, device=device, dtype=dtype)
     plan = DataPlan(wanted, length, shard, heats, loop=loop, about_every=about_every, seed=seed)
     with progress_bar() as show:
         text = write_data(target, plan, folder, lambda done, of: show(done, of, "writing text"))
-    rows, all_rows = len(text.tokens), plan.shards * plan.batch
+    rows, all_rows = len(text.tokens), sampled(folder, plan)
     if json != STDOUT:
         out().print(
             f"{folder}: {text.tokens.numel():,} tokens, {text.answer_tokens:,} of them answers, in {rows:,} sequences; "
@@ -248,7 +248,8 @@ def distill(
     seed: Annotated[int, typer.Option("--seed", help="Of the text and of the batches.")] = 0,
     licence: Licence = "",
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="Where the text is; else OUT/data.")
+        Path | None,
+        typer.Option("--data", metavar="FOLDER", help="Where the text is, of whatever settings; else OUT/data."),
     ] = None,
     save_every: SaveEvery = 2.0,
     checkpoint_every: CheckpointEvery = None,
@@ -269,19 +270,21 @@ def distill(
     from outrider.models import load_model
     from outrider.train.distill import DistillPlan, pick_layers
     from outrider.train.distill import distill as train
-    from outrider.train.selfdata import DataPlan, write_data
+    from outrider.train.selfdata import DataPlan, settings_of, write_data
 
     target = load_model(model, device=device, dtype=dtype)
     chosen = pick_layers(layers, int(target.model.config.get_text_config().num_hidden_layers))
     plan = DistillPlan(layers=chosen, steps=steps, batch=batch, lr=rate, loss=loss, seed=seed)
-    sampling = DataPlan(wanted, length, shard, seed=seed)
+    sampling, where = DataPlan(wanted, length, shard, seed=seed), data or folder / "data"
     with progress_bar() as show:
         text = write_data(
-            target, sampling, data or folder / "data", lambda done, of: show(done, of, "writing text")
+            target, sampling, where, lambda done, of: show(done, of, "writing text"), as_it_is=data is not None
         )  # fmt: skip
+        written = settings_of(min(where.glob("shard-*.safetensors")))
         _, curve = train(
             target, text, plan, folder, licence=licence, **_pace(save_every, checkpoint_every),
-            recipe={"data": asdict(sampling)}, on_progress=lambda step, of, point: show(step, of, _line(point)),
+            recipe={"data": {**written, "tokens": wanted}},
+            on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
     if json != STDOUT:
         out().print(f"{folder}: layers {', '.join(map(str, chosen))}; {_line(curve[-1])}")
