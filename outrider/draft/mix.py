@@ -218,14 +218,16 @@ class Mix:
         return _most_per_second(worth, self.seconds(batch, already + len(worth))[already:], batch, spent, self.margin)
 
     def memory(self) -> dict[str, NDArray[Any]]:
-        kept = {"evidence": self.evidence.counts}
+        kept: dict[str, NDArray[Any]] = {"evidence": self.evidence.counts, "parts": self._names()}
         for part in self.parts:
             if isinstance(part, Remembers):
                 kept |= {f"{part.name}/{name}": array for name, array in part.memory().items()}
         return kept
 
     def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        if (counts := arrays.get("evidence")) is None or counts.shape != self.evidence.counts.shape:
+        counts, names = arrays.get("evidence"), arrays.get("parts", self._names())
+        same = counts is not None and counts.shape == self.evidence.counts.shape
+        if counts is None or not same or not np.array_equal(names, self._names()):
             raise InputError("it belongs to another mixture of drafters; keep one file for each")
         for part in self.parts:
             prefix = f"{part.name}/"
@@ -233,6 +235,10 @@ class Mix:
             if own and isinstance(part, Remembers):
                 part.remember(own)
         self.evidence.counts[:] = counts
+
+    def _names(self) -> NDArray[np.uint8]:
+        """Whose evidence is counted, in this order."""
+        return np.frombuffer(",".join(part.name for part in self.ranked).encode(), dtype=np.uint8)
 
     def forget(self) -> None:
         """Changes state: what texts have taught is gone; what the parts' seconds were worth, as all timing, stays."""

@@ -13,7 +13,15 @@ from outrider import methods
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Budget, Controller, Drafter, Even, Pads, Recipe
-from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier, wide_steps
+from outrider.recipes.common import (
+    VerifierName,
+    at_least,
+    controller,
+    cost_curve,
+    told_if_compiling,
+    verifier,
+    wide_steps,
+)
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
@@ -61,10 +69,10 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
             "use invariant, recursive, naive or traversal, or leave out the parts that draw"
         )
     mix = Mix([*ranked, *dear], drawn, len(dear), combine=options.combine)
-    with told_if_slow("getting ready for this machine: compiling drafters and timing the model; this happens once"):
-        if ranked:
+    if ranked:
+        with told_if_compiling("drafters"):
             rehearse(Mix(ranked, dear=1, seconds=lambda _, most: np.ones(most + 1)), parts.target.vocab_size)
-        return Recipe("mix", mix, rule, _sized(parts, mix, options))
+    return Recipe("mix", mix, rule, _sized(parts, mix, options))
 
 
 def _default(parts: Parts, wide: bool) -> str:
