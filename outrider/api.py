@@ -6,6 +6,7 @@ Thin on purpose: encoding, chat templates, streaming and choice of method; every
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from outrider.params import SamplingArguments, SamplingParams
 from outrider.protocols import Constraint, Needs, Recipe, Target
 from outrider.text import token_decoder
 
+log = logging.getLogger("outrider")
 Result = TypeVar("Result")
 
 
@@ -60,6 +62,8 @@ def load(
     """
     methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
     runtimes.check(runtime, precision)
+    if memory is not None:
+        read_memory(Path(memory))  # nor should a file that is no memory
     loaded = load_model(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -113,25 +117,35 @@ class Outrider:
         """The method made ready for this target: built once and kept, or afresh where options are given."""
         name = method or self.method
         if options:
-            return self._build(name, options)
+            return self._build(name, options, kept=False)
         if name not in self._recipes:
             self._recipes[name] = self._build(name)
         return self._recipes[name]
 
-    def _build(self, name: str, options: Mapping[str, Any] | None = None) -> Recipe:
+    def _build(self, name: str, options: Mapping[str, Any] | None = None, kept: bool = True) -> Recipe:
+        """`kept`: its memory will be saved, so one in the file that it cannot go on from is refused, not replaced."""
         recipe = methods.build(name, self._parts, options)
-        for part in (recipe.drafter, recipe.controller):
-            recall(part, self._kept)
+        try:
+            for part in (recipe.controller, recipe.drafter):
+                recall(part, self._kept)
+        except InputError as error:
+            if kept:
+                raise InputError(f"{self._memory}: {error}") from error
+            log.warning("%s: %s", self._memory, error)
         if recipe.drafter is not None:
             self._needs |= recipe.drafter.needs
             self.target.prepare((), recipe.drafter.needs)
         return recipe
 
     def save_memory(self, path: str | Path | None = None) -> None:
-        """Keep what the drafters learnt, in `path` or the file that was given to `load`."""
+        """Keep what the drafters learnt, in `path` or the file that was given to `load`.
+
+        Replaces a memory of this model, and no other file.
+        """
         where = Path(path) if path is not None else self._memory
         if where is None:
             raise InputError("there is no file for the memory; give one here or to load(memory=...)")
+        read_memory(where, self.loaded.fingerprint)
         recipes = self._recipes.values()
         self._kept |= collect(part for recipe in recipes for part in (recipe.drafter, recipe.controller))
         write_memory(where, self._kept, self.loaded.fingerprint)

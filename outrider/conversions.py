@@ -19,7 +19,7 @@ from typing import Any
 from platformdirs import user_cache_path
 from rich.progress import Progress
 
-from outrider.models.convert import is_complete, kept
+from outrider.models.convert import check_space, is_complete, kept
 from outrider.models.load import fingerprint
 from outrider.recipes.common import told_if_slow
 from outrider.target.weights import bits
@@ -44,6 +44,8 @@ def openvino_graph(model: Any, precision: str, keep: bool = True) -> Any:
 
     def fill(folder: Path, _: Path, progress: Progress) -> str:
         task = progress.add_task("converting for OpenVINO", total=None)
+        size = sum(weight.numel() for weight in model.parameters()) * _numbers(form)[0] // 8  # int8: 8 bits
+        check_space(folder, size, f"converting {type(model).__name__} for OpenVINO ({precision})")
         ov.save_model(_make(model, precision), folder / GRAPH, compress_to_fp16=False)
         (folder / ORIGIN).write_text(json.dumps(origin))
         progress.remove_task(task)

@@ -9,6 +9,18 @@ from pathlib import Path
 from outrider.errors import InputError
 
 
+def check_place(path: Path, name: str) -> None:
+    """Refuses, before work is done for it, a file that could not be written there. `name` is what the caller gave."""
+    if path.is_dir():
+        raise InputError(f"{name}: is a folder; give a file name in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{name}: the folder {path.parent} does not exist; create it first")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{name}: is a device or a pipe; give the name of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{name}: the folder {path.parent} cannot be written; choose another")
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replaces the file in one move; a failure leaves the old one."""
     try:

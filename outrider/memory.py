@@ -1,66 +1,72 @@
 """Memory: what drafters learnt, kept in one file between runs.
 
 The file holds plain arrays (safetensors, no pickle), the fingerprint of the model they belong to and a checksum. It is
-replaced whole or not at all. A torn, foreign or unreadable file is ignored with a warning: memory makes drafting
-better, it is never a reason to fail.
+replaced whole or not at all, and only by what goes on from it: any other file is refused before work is done, since it
+would be overwritten at the end.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from outrider.errors import InputError
-from outrider.files import write_atomic
+from outrider.files import check_place, write_atomic
 from outrider.protocols import Controller, Drafter, Remembers
 
-log = logging.getLogger("outrider")
-FORMAT = 1
+MARK, FORMAT = "outrider-memory", 1
+DAMAGED = "is a memory, but torn or damaged"
 Arrays = dict[str, NDArray[Any]]
 
 
 def write_memory(path: Path, arrays: Mapping[str, NDArray[Any]], model: str) -> None:
     """`model` is the fingerprint of the target whose texts these are."""
     body = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    head = {"outrider-memory": FORMAT, "model": model, "sha256": hashlib.sha256(body).hexdigest()}
+    head = {MARK: FORMAT, "model": model, "sha256": hashlib.sha256(body).hexdigest()}
     write_atomic(path, json.dumps(head).encode() + b"\n" + body)
 
 
-def read_memory(path: Path, model: str) -> Arrays:
-    """The arrays of the file; none, with a warning that says why, where it cannot be used.
+def read_memory(path: Path, model: str | None = None) -> Arrays:
+    """The arrays of the file, none where there is no file yet; refused where it is not a memory of this `model`.
 
-    A place where nothing could ever be written is refused now, before work is done that would be lost.
+    Without a model, which may take long to load, whatever can be wrong with any is refused.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"{path}: cannot keep a memory there; name a file in a folder that exists")
-    if not path.exists():
-        return {}
+    check_place(path, f"the memory {path}")
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        found = json.loads(head)
-        if found.get("outrider-memory") != FORMAT:
-            return _ignored(path, "it is not a memory of this version")
-        if found.get("sha256") != hashlib.sha256(body).hexdigest():
-            return _ignored(path, "it is torn or damaged")
-        if found.get("model") != model:
-            return _ignored(path, "it was learnt from another model")
-        return dict(load(body))
+        content = path.read_bytes() if path.exists() else b""
     except OSError as error:
-        return _ignored(path, error.strerror or str(error))
-    except Exception:  # whatever bytes are in it
-        return _ignored(path, "it is not a memory file")
+        raise _refused(path, f"cannot be read ({error.strerror})") from None
+    if not content:
+        return {}
+    head, _, body = content.partition(b"\n")
+    try:
+        about = json.loads(head)
+        form = about[MARK]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        torn = content.startswith(f'{{"{MARK}"'.encode()[: len(content)])
+        raise _refused(path, DAMAGED if torn else "is another kind of file") from None
+    if form != FORMAT:
+        raise _refused(path, "was written by another version of Outrider")
+    if about.get("sha256") != hashlib.sha256(body).hexdigest():
+        raise _refused(path, DAMAGED)
+    if model is not None and about.get("model") != model:
+        raise _refused(path, "was learnt from another model")
+    try:
+        return dict(load(body))
+    except SafetensorError:
+        raise _refused(path, DAMAGED) from None
 
 
 def recall(drafter: Drafter | Controller | None, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Changes the drafter: what `collect` found of it before. Arrays that do not fit it are ignored with a warning."""
+    """Changes the drafter: what `collect` found of it before. Raises where that does not fit, and leaves it as new."""
     if drafter is None or not isinstance(drafter, Remembers):
         return
     prefix = f"{drafter.name}/"
@@ -69,8 +75,8 @@ def recall(drafter: Drafter | Controller | None, arrays: Mapping[str, NDArray[An
         try:
             drafter.remember(own)
         except InputError as error:
-            log.warning("the kept memory of %s is not used: %s", drafter.name, error)
             drafter.forget()
+            raise InputError(f"the kept memory of {drafter.name} cannot be used: {error}") from error
 
 
 def collect(drafters: Iterable[Drafter | Controller | None]) -> Arrays:
@@ -83,6 +89,5 @@ def collect(drafters: Iterable[Drafter | Controller | None]) -> Arrays:
     }
 
 
-def _ignored(path: Path, why: str) -> Arrays:
-    log.warning("the memory %s is ignored: %s", path, why)
-    return {}
+def _refused(path: Path, why: str) -> InputError:
+    return InputError(f"{path}: {why}; name another file for the memory, or remove this one")

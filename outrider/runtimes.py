@@ -192,7 +192,7 @@ def _openvino_obstacle(device: torch.device, precision: str) -> str:
 
 
 def _native(model: Any, precision: str, keep: bool, limits: Mapping[str, Any]) -> Target:
-    from outrider.recipes.common import told_if_slow
+    from outrider.recipes.common import told_if_compiling, told_if_slow
     from outrider.target import packed
     from outrider.target.native import NativeTarget
     from outrider.target.native_model import BITS
@@ -201,7 +201,8 @@ def _native(model: Any, precision: str, keep: bool, limits: Mapping[str, Any]) -
     if size > free // 2:
         why = f"native holds the weights once more: {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise UnsupportedModel(f"{why}; use openvino or eager")
-    with told_if_slow("compiling the steps of the runtime native for this machine; this happens once", after=5):
+    checking = "packing the weights for the runtime native and checking its steps against the model"
+    with told_if_slow(checking, after=5), told_if_compiling("the steps of the runtime native"):
         return NativeTarget(model, precision=precision, **limits)
 
 

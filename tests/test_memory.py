@@ -1,8 +1,7 @@
-"""Memory files: what is kept comes back, and no file, however broken, stops a run or is half read."""
+"""Memory files: what is kept comes back, nothing is half read, and no file that is not ours is ever replaced."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import outrider
 from outrider import methods
 from outrider.api import Outrider
 from outrider.draft.prompt_lookup import PromptLookup
@@ -57,45 +57,62 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_a_torn_or_damaged_file_is_ignored_with_a_warning(tmp_path_factory, data: st.DataObject) -> None:
+def test_a_torn_or_damaged_file_is_refused_with_the_remedy(tmp_path_factory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("torn") / "m"
     write_memory(path, ARRAYS, "model")
     whole = path.read_bytes()
     if data.draw(st.booleans()):
-        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        path.write_bytes(whole[: data.draw(st.integers(1, len(whole) - 1))])
     else:
         place = data.draw(st.integers(0, len(whole) - 1))
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << data.draw(st.integers(0, 7))]) + whole[place + 1 :])
-    assert read_memory(path, "model") == {}
+    with pytest.raises(InputError, match="or remove this one"):
+        read_memory(path, "model")
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b"[]\n", b"\x00\xff" * 50, b'{"outrider-memory": 99}\nx'])
-def test_any_other_file_is_ignored(tmp_path: Path, content: bytes, caplog) -> None:
+@pytest.mark.parametrize("content", [b"\n", b"{}\n", b"[]\n", b"notes", b"\x00\xff" * 50])
+def test_any_other_file_is_refused_without_a_model(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m").write_bytes(content)
-    with caplog.at_level(logging.WARNING, "outrider"):
-        assert read_memory(tmp_path / "m", "model") == {}
-    assert "is ignored" in caplog.text
+    with pytest.raises(InputError, match="another kind of file"):
+        read_memory(tmp_path / "m")
 
 
-def test_the_memory_of_another_model_is_ignored(tmp_path: Path, caplog) -> None:
+def test_a_memory_of_another_version_or_a_damaged_one_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    write_memory(path, ARRAYS, "model")
+    whole = path.read_bytes()
+    for content, why in (
+        (b'{"outrider-memory": 99}\nx', "another version"), (whole[:40], "torn"), (whole[:-1], "torn"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=why):
+            read_memory(path)
+
+
+def test_an_empty_file_is_a_memory_to_be(tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    assert read_memory(tmp_path / "m", "model") == {}
+
+
+def test_the_memory_of_another_model_is_refused(tmp_path: Path) -> None:
     write_memory(tmp_path / "m", ARRAYS, "model")
-    with caplog.at_level(logging.WARNING, "outrider"):
-        assert read_memory(tmp_path / "m", "other") == {}
-    assert "another model" in caplog.text
+    assert read_memory(tmp_path / "m")
+    with pytest.raises(InputError, match="another model"):
+        read_memory(tmp_path / "m", "other")
 
 
 def test_a_place_that_can_hold_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "missing" / "m"):
-        with pytest.raises(InputError, match="name a file"):
-            read_memory(place, "model")
+    for place, why in ((tmp_path, "is a folder"), (tmp_path / "missing" / "m", "does not exist")):
+        with pytest.raises(InputError, match=why):
+            read_memory(place)
 
 
-def test_arrays_that_do_not_fit_leave_the_drafter_as_new(caplog) -> None:
+def test_arrays_that_do_not_fit_are_refused_and_leave_the_drafter_as_new() -> None:
     drafter = Learner()
     drafter.seen[0] = 5
-    with caplog.at_level(logging.WARNING, "outrider"):
+    with pytest.raises(InputError, match="one count is wanted"):
         recall(drafter, {"learner/seen": np.zeros(7)})
-    assert drafter.seen.tolist() == [0] and "one count is wanted" in caplog.text
+    assert drafter.seen.tolist() == [0]
 
 
 def test_only_drafters_that_remember_are_asked() -> None:
@@ -134,3 +151,42 @@ def test_an_interrupted_run_keeps_its_memory(tmp_path: Path, tiny_llama, learner
         engine.generate([[1, 2, 3]], max_new_tokens=2)
         raise KeyboardInterrupt
     assert read_memory(tmp_path / "m", tiny_llama.fingerprint)["learner/seen"].tolist() == [1]
+
+
+def test_a_file_that_is_no_memory_is_refused_before_the_model_is_read_and_stays(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not to be lost")
+    with pytest.raises(InputError, match=r"notes\.txt: is another kind of file"):
+        outrider.load(str(tmp_path / "no such model"), memory=notes)
+    assert notes.read_text() == "not to be lost"
+
+
+def test_saving_replaces_a_memory_of_this_model_and_nothing_else(
+    tmp_path: Path, tiny_llama, learner: MethodInfo
+) -> None:
+    notes, other, own = tmp_path / "notes.txt", tmp_path / "other", tmp_path / "own"
+    notes.write_text("not to be lost")
+    write_memory(other, ARRAYS, "another model")
+    with Outrider(tiny_llama, "learner") as engine:
+        for path in (notes, other):
+            before = path.read_bytes()
+            with pytest.raises(InputError, match="name another file"):
+                engine.save_memory(path)
+            assert path.read_bytes() == before
+        for _ in range(2):
+            engine.save_memory(own)
+    assert read_memory(own, tiny_llama.fingerprint).keys() == {"learner/seen"}
+
+
+def test_the_memory_of_another_mixture_is_refused_and_stays(tmp_path: Path, tiny_llama) -> None:
+    path = tmp_path / "memory"
+    parts = {"parts": "suffix,predicted"}
+    with Outrider(tiny_llama, "mix", parts, {"max_slots": 1}, memory=path) as engine:
+        engine.generate([[1, 2, 3]], max_new_tokens=2)
+    before = path.read_bytes()
+    for others in ("suffix", "suffix,token-recycling"):
+        with pytest.raises(InputError, match="memory: .*another mixture"):
+            Outrider(tiny_llama, "mix", {"parts": others}, {"max_slots": 1}, memory=path)
+    assert path.read_bytes() == before
+    with Outrider(tiny_llama, "mix", parts, {"max_slots": 1}, memory=path) as engine:
+        engine.recipe("mix", {"parts": "suffix"})  # whose memory is never saved

@@ -13,7 +13,7 @@ import typer
 
 from outrider._version import __version__
 from outrider.cli.expand import expand
-from outrider.cli.shell import Shell, prepare
+from outrider.cli.shell import FORCE, Shell, prepare
 
 # A new command: its file, and its name here.
 COMMANDS = ("generate", "chat", "demo", "compare", "bound", "check", "methods", "doctor", "export")
@@ -41,9 +41,12 @@ def _outrider(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what libraries have to say.")] = False,
+    force: Annotated[
+        bool, typer.Option(FORCE, help="Overwrite files that Outrider did not write; may stand behind a command, too.")
+    ] = False,
 ) -> None:
     """Makes a language model generate faster without changing what it generates."""
-    prepare(debug)
+    prepare(debug, force)
 
 
 def main() -> None:

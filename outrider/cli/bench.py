@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli.expand import expand
 from outrider.cli.options import Precision, Runtime, parse_options
-from outrider.cli.output import Html, Json, check_html, check_json, emit, err, out, progress_bar
+from outrider.cli.output import Html, Json, check_folder, check_html, check_json, emit, err, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
 
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Measure. Run it again after an interruption: finished rows are not repeated."""
     check_json(json)
-    from outrider.bench.journal import Journal
+    from outrider.bench.journal import FILE, Journal
     from outrider.bench.peer import Processes
     from outrider.bench.runner import Bench, results
     from outrider.bench.runner import run as measure
@@ -74,6 +74,7 @@ def run(
         _numbers("--temperature", temperature, float), _numbers("--batch", batch, int), rounds, limit,
         memory, raw,  # type: ignore[arg-type]
     )  # fmt: skip
+    check_folder(folder, (DATA, TEXT, PAGE), (FILE,))
     journal = Journal(folder)
     import outrider
 
@@ -200,6 +201,7 @@ def inflate(
 ) -> None:
     """Widen a small Llama to the shape of a large one that says the same: real acceptance at real cost."""
     check_json(json)
+    check_folder(folder, ("*",), ())
     from outrider.bench.inflate import difference, parse_shape
     from outrider.bench.inflate import inflate as widen
     from outrider.models import load_model

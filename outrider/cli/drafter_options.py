@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.output import check_folder
 from outrider.errors import InputError
 
 Model = Annotated[str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")]
@@ -15,6 +16,14 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1,
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Of the target: float32, bfloat16 or float16.")]
 Drafter = Annotated[Path, typer.Option("--drafter", metavar="FOLDER", help="Made by `outrider train run`.")]
 Text = Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Text made by `outrider train data`.")]
+
+
+def check_drafter_folder(folder: Path) -> None:
+    """Where a drafter goes: files that no training left there stay."""
+    from outrider.models.drafts import CARD, WEIGHTS
+    from outrider.train.loop import CHECKPOINT, CURVE, PICTURE
+
+    check_folder(folder, (WEIGHTS, CURVE, PICTURE), (CARD, CHECKPOINT))
 
 
 def numbers(name: str, text: str) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,19 +14,26 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider.cli.shell import STDOUT
+from outrider._version import __version__
+from outrider.cli.shell import STDOUT, forced
 from outrider.errors import InputError
-from outrider.files import write_atomic
+from outrider.files import check_place, write_atomic
 
 if TYPE_CHECKING:
     from outrider.generation import Stats
 
 FILE_WIDTH = 120
+OWN_JSON = '{\n  "outrider": '  # how a file of ours begins
+OWN_PAGE = "<title>Outrider: "  # among the first characters of a page of ours
+HEAD = 1024  # so many
 
 Json = Annotated[
     str | None,
-    typer.Option("--json", metavar="[FILE]", help="JSON to FILE, or to standard output, which then holds only JSON."),
-]
+    typer.Option(
+        "--json", metavar="[FILE]",
+        help="JSON to FILE (over any other than ours with --force), or to standard output, which then holds only JSON.",
+    ),
+]  # fmt: skip
 
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="A page with plots, of one file.")]
 
@@ -42,10 +49,15 @@ def err() -> Console:
 
 
 def emit(target: str | None, payload: Any) -> None:
-    """Write `payload` where --json asked; nothing when it was not given."""
+    """Write `payload` where --json asked, as an object that says which version wrote it; a list becomes its rows.
+
+    Nothing when --json was not given.
+    """
     if target is None:
         return
-    content = json.dumps(_finite(payload), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    facts = payload if isinstance(payload, dict) else {"rows": payload}
+    marked = {"outrider": __version__, **facts}
+    content = json.dumps(_finite(marked), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     if target == STDOUT:
         sys.stdout.write(content)
         sys.stdout.flush()
@@ -54,14 +66,9 @@ def emit(target: str | None, payload: Any) -> None:
 
 
 def check_json(target: str | None) -> None:
-    """Refuse a file that cannot be written before the work, not after it."""
-    if target in (None, STDOUT):
-        return
-    path = Path(str(target))
-    if path.is_dir():
-        raise InputError(f"--json {target}: is a folder; give a file name in it")
-    if not path.parent.is_dir():
-        raise InputError(f"--json {target}: the folder {path.parent} does not exist; create it first")
+    """Refuse a file that cannot be written, or that is not ours, before the work, not after it."""
+    if target not in (None, STDOUT):
+        _check_file("--json", str(target), lambda head: head.startswith(OWN_JSON))
 
 
 def check_html(html: str | None) -> Path | None:
@@ -71,12 +78,32 @@ def check_html(html: str | None) -> Path | None:
     from outrider.bench.plots import check_matplotlib
 
     check_matplotlib()
-    path = Path(html)
-    if path.is_dir():
-        raise InputError(f"--html {html}: is a folder; give a file name in it")
-    if not path.parent.is_dir():
-        raise InputError(f"--html {html}: the folder {path.parent} does not exist; create it first")
-    return path
+    _check_file("--html", html, lambda head: OWN_PAGE in head)
+    return Path(html)
+
+
+def check_folder(folder: Path, writes: Sequence[str], ours: Sequence[str]) -> None:
+    """Refuse to overwrite files of a folder in which no file of `ours` says that a run of ours made them."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: is a file; give a folder")
+    found = [path.name for name in writes for path in sorted(folder.glob(name))]
+    if found and not any((folder / name).exists() for name in ours) and not forced():
+        what = f"holds {', '.join(found[:3])}, not of such a run"
+        raise InputError(f"--out {folder}: {what}; choose another folder, or add --force to overwrite")
+
+
+def _check_file(option: str, target: str, ours: Callable[[str], bool]) -> None:
+    path, name = Path(target), f"{option} {target}"
+    check_place(path, name)
+    if forced() or not path.exists():
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            head = file.read(HEAD)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror}); choose another file") from None
+    if head and not ours(head):
+        raise InputError(f"{name}: exists and is no result of Outrider; choose another file, or add --force")
 
 
 @contextmanager

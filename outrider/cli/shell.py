@@ -22,12 +22,14 @@ from outrider.errors import OutriderError
 
 STDOUT = "-"  # where `--json` without a file goes
 STAND_ALONE = {"--json": STDOUT, "--plant-bug": "all"}
+FORCE = "--force"
 _debug = False
+_forced = False
 
 
 class Shell(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, fill_optional(args))
+        return super().parse_args(ctx, force_first(fill_optional(args)))
 
     def invoke(self, ctx: Any) -> Any:
         with one_line_errors():
@@ -43,6 +45,18 @@ def fill_optional(args: Sequence[str]) -> list[str]:
         last_or_option = i + 1 == len(args) or (args[i + 1].startswith("-") and args[i + 1] != STDOUT)
         filled.append(f"{arg}={STAND_ALONE[arg]}" if arg in STAND_ALONE and last_or_option else arg)
     return filled
+
+
+def force_first(args: Sequence[str]) -> list[str]:
+    """`--force` belongs to all commands, and may stand anywhere."""
+    end = list(args).index("--") if "--" in args else len(args)
+    rest = [arg for arg in args[:end] if arg != FORCE]
+    return [FORCE][: end - len(rest)] + rest + list(args[end:])
+
+
+def forced() -> bool:
+    """Whether files that are not ours may be overwritten."""
+    return _forced
 
 
 @contextmanager
@@ -86,10 +100,10 @@ class _OneLine(logging.Formatter):
         return f"{record.levelname.lower()}: {record.getMessage()}"
 
 
-def prepare(debug: bool) -> None:
+def prepare(debug: bool, force: bool = False) -> None:
     """Logging to standard error; other libraries' notes only for those who asked."""
-    global _debug
-    _debug = debug
+    global _debug, _forced
+    _debug, _forced = debug, force
     logger = logging.getLogger("outrider")
     logger.handlers[:] = [logging.StreamHandler()]
     logger.propagate = False

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers, one_process
+from outrider.cli.drafter_options import (
+    Device,
+    Drafter,
+    Dtype,
+    Model,
+    Text,
+    check_drafter_folder,
+    numbers,
+    one_process,
+)
 from outrider.cli.on_policy import on_policy
 from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
@@ -80,14 +89,14 @@ def data(
         raise InputError("--length and --shard must be above zero, --about-every and --loop zero or more")
     heats = tuple(numbers("--temperatures", temperatures))
     from outrider.models import load_model
-    from outrider.train.selfdata import DataPlan, write_data
+    from outrider.train.selfdata import DataPlan, sampled, write_data
 
     one_process("data")
     target = load_model(model, device=device, dtype=dtype)
     plan = DataPlan(wanted, length, shard, heats, loop=loop, about_every=about_every, seed=seed)
     with progress_bar() as show:
         text = write_data(target, plan, folder, lambda done, of: show(done, of, "writing text"))
-    rows, all_rows = len(text.tokens), plan.shards * plan.batch
+    rows, all_rows = len(text.tokens), sampled(folder, plan)
     if json != STDOUT:
         out().print(
             f"{folder}: {text.tokens.numel():,} tokens, {text.answer_tokens:,} of them answers, in {rows:,} sequences; "
@@ -160,6 +169,7 @@ def run(
              "eight_bits": eight_bits}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
+    check_drafter_folder(folder)
     plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
     from outrider.train.crew import crew
@@ -238,7 +248,8 @@ def distill(
     seed: Annotated[int, typer.Option("--seed", help="Of the text and of the batches.")] = 0,
     licence: Licence = "",
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="Where the text is; else OUT/data.")
+        Path | None,
+        typer.Option("--data", metavar="FOLDER", help="Where the text is, of whatever settings; else OUT/data."),
     ] = None,
     save_every: SaveEvery = 2.0,
     checkpoint_every: CheckpointEvery = None,
@@ -255,22 +266,25 @@ def distill(
     if min(length, shard, steps, batch) < 1 or not (rate > 0 and math.isfinite(rate)):
         raise InputError("--length, --shard, --steps, --batch and --lr must be above zero")
     _pace(save_every, checkpoint_every)
+    check_drafter_folder(folder)
     from outrider.models import load_model
     from outrider.train.distill import DistillPlan, pick_layers
     from outrider.train.distill import distill as train
-    from outrider.train.selfdata import DataPlan, write_data
+    from outrider.train.selfdata import DataPlan, settings_of, write_data
 
     target = load_model(model, device=device, dtype=dtype)
     chosen = pick_layers(layers, int(target.model.config.get_text_config().num_hidden_layers))
     plan = DistillPlan(layers=chosen, steps=steps, batch=batch, lr=rate, loss=loss, seed=seed)
-    sampling = DataPlan(wanted, length, shard, seed=seed)
+    sampling, where = DataPlan(wanted, length, shard, seed=seed), data or folder / "data"
     with progress_bar() as show:
         text = write_data(
-            target, sampling, data or folder / "data", lambda done, of: show(done, of, "writing text")
+            target, sampling, where, lambda done, of: show(done, of, "writing text"), as_it_is=data is not None
         )  # fmt: skip
+        written = settings_of(min(where.glob("shard-*.safetensors")))
         _, curve = train(
             target, text, plan, folder, licence=licence, **_pace(save_every, checkpoint_every),
-            recipe={"data": asdict(sampling)}, on_progress=lambda step, of, point: show(step, of, _line(point)),
+            recipe={"data": {**written, "tokens": wanted}},
+            on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
     if json != STDOUT:
         out().print(f"{folder}: layers {', '.join(map(str, chosen))}; {_line(curve[-1])}")

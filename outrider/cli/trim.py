@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, check_drafter_folder
 from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -34,6 +34,7 @@ def trim(
     `outrider train run --from` trains it on.
     """
     check_json(json)
+    check_drafter_folder(folder)
     if min(vocab, rank) < 0 or not (0 <= weight <= 1 and 0 <= least <= 1) or trials < 1:
         raise InputError("--vocab and --rank are 0 or more, --weight and --least-coverage 0 to 1, --trials above zero")
     if vocab and look_for:

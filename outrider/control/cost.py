@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -110,10 +111,12 @@ def _times(
 def stored(
     target: Target, model: str, runtime: str, folder: Path | None = None, fresh: bool = False,
     rows: Sequence[int] = ROWS, batches: Sequence[int] = (1,), contexts: Sequence[int] = (128,), repeats: int = 5,
+    measuring: AbstractContextManager[None] = nullcontext(),
 ) -> CostCurve:  # fmt: skip
     """The curve kept for this model on this machine; measured and stored where there is none, or `fresh` asks for it.
 
-    `model` is a fingerprint of the weights, `runtime` names what runs them and in which precision.
+    `model` is a fingerprint of the weights, `runtime` names what runs them and in which precision; `measuring` is
+    around the measurement, where there is one.
     """
     identity = {
         "format": FORMAT, "model": model, "runtime": runtime, "device": _device(target.device),
@@ -125,7 +128,8 @@ def stored(
     path = (folder or user_cache_path("outrider") / "cost") / f"{key}.json"
     if not fresh and (curve := _read(path, identity)) is not None:
         return curve
-    curve = measure(target, rows, batches, contexts, repeats)
+    with measuring:
+        curve = measure(target, rows, batches, contexts, repeats)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({"identity": identity, "curve": asdict(curve)}))

@@ -67,6 +67,7 @@ class Goodput:
     limit: Budget
     roles: Sequence[Role]  # of the mixture's parts, by number; those that draw come last
     costs: Costs | None = None  # None: the whole budget is used
+    names: tuple[str, ...] = ()  # of the parts
     deepest: int = 6  # levels that a network is asked for
     even: bool = False  # a plain step costs the same behind a wide one as behind another
     combine: Literal["merge", "route"] = "merge"  # route: the candidates of the surest part only
@@ -79,7 +80,6 @@ class Goodput:
     _looking: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds a row, by part
     _asked: dict[int, _Asked] = field(default_factory=dict)  # in this step, by part
     _offers: dict[int, Offer] = field(default_factory=dict)  # of this step before the cut, by slot
-    _names: tuple[str, ...] = ()  # of the parts
     _used: float = 8.0  # candidates that were verified in recent steps: the most, soon forgotten
     _rows: int = 1  # of the last step
     _resting: bool = False  # nothing is drafted in this step
@@ -138,7 +138,6 @@ class Goodput:
     def size(
         self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
     ) -> list[TokenTree]:
-        self._names = proposals.names
         offers = [self._offer(own) for own in proposals.candidates] or [_NO_OFFER] * len(slots)
         self._offers.update(zip(slots, offers, strict=True))
         taken = [tree.candidates for tree in proposals.trees]
@@ -158,7 +157,7 @@ class Goodput:
         ]
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None:
-        drawing = self._names[self.acceptance.drafters :]
+        drawing = self.names[self.acceptance.drafters :]
         for slot, record in zip(slots, records, strict=True):
             offer = self._offers.pop(slot, None)
             if offer is not None and len(offer.order):
@@ -173,11 +172,12 @@ class Goodput:
         self._keep_pace(len(slots), records, timing)
 
     def memory(self) -> dict[str, NDArray[Any]]:
-        return {"acceptance": self.acceptance.counts}
+        return {"acceptance": self.acceptance.counts, "parts": self._parts()}
 
     def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        counts = arrays.get("acceptance")
-        if counts is None or counts.shape != self.acceptance.counts.shape:
+        counts, parts = arrays.get("acceptance"), arrays.get("parts", self._parts())
+        same = counts is not None and counts.shape == self.acceptance.counts.shape
+        if counts is None or not same or not np.array_equal(parts, self._parts()):
             raise InputError("it belongs to another mixture of drafters; keep one file for each")
         self.acceptance.counts[:] = counts
 
@@ -185,6 +185,10 @@ class Goodput:
         """Changes state: what texts have taught is gone; what was learnt of time stays."""
         self.acceptance = Acceptance(self.acceptance.drafters)
         self.drawn = Shares(self.drawn.count)
+
+    def _parts(self) -> NDArray[np.uint8]:
+        """Whose candidates are counted, in this order."""
+        return np.frombuffer(",".join(self.names[: self.acceptance.drafters]).encode(), dtype=np.uint8)
 
     def _offer(self, own: Candidates) -> Offer:
         if not own.total:

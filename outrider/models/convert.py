@@ -1,7 +1,8 @@
 """GGUF to safetensors, once: a GGUF file becomes a dense float32 `transformers` folder in the user's cache.
 
 Float32 because it holds the dequantised values exactly, which neither half precision does. The price is disk: four
-bytes a parameter. A folder appears under its final name only when complete, and one process converts while others wait.
+bytes a parameter, which must be free. A folder appears under its final name only when complete, and one process
+converts while others wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from safetensors import SafetensorError
 
 from outrider.errors import InputError, MissingExtra
+from outrider.models.gguf_file import check_whole
 from outrider.models.quiet import first_line, quiet_transformers
 
 logger = logging.getLogger(__name__)
@@ -38,11 +41,36 @@ def cache_folder() -> Path:
     return user_cache_path("outrider") / "models"
 
 
-def folder_for(gguf: Path) -> str:
-    """The cache name of a user's file: its stem, and a key that changes when the file does."""
-    stat = gguf.stat()
-    key = hashlib.sha256(f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
-    return f"{gguf.stem}-{key[:12]}"
+def folder_for(gguf: Path, cache: Path | None = None) -> str:
+    """The cache name of a user's file, by its content: a copy, or a file under another name, is not converted again."""
+    cache = cache or cache_folder()
+    key = _checksum(gguf, cache)[:12]
+    made = sorted(folder.name for folder in cache.glob(f"*-{key}") if is_complete(folder))
+    return made[0] if made else f"{gguf.stem}-{key}"
+
+
+def _checksum(file: Path, cache: Path) -> str:
+    """Of all its bytes. Kept in the cache, so that a file that stays where and as it is, is not read again."""
+    stat = file.stat()
+    place = hashlib.sha256(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
+    known = cache / f"{place[:24]}.sha256"
+    with suppress(OSError, ValueError):
+        if len(bytes.fromhex(found := known.read_text())) == hashlib.sha256().digest_size:
+            return found
+    with file.open("rb") as content:
+        made = hashlib.file_digest(content, "sha256").hexdigest()
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        known.write_text(made)
+    return made
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Raises `InputError` where the disk of a cache folder, which exists, has not so many bytes left."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        room = f"{what} takes {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free"
+        raise InputError(f"{room}; free space there, or set XDG_CACHE_HOME to a folder on another disk")
 
 
 def is_complete(folder: Path) -> bool:
@@ -110,6 +138,7 @@ def convert(gguf: Path, folder: Path, progress: Progress) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    check_space(folder, 4 * check_whole(gguf).values, f"converting {gguf.name}")
     task = progress.add_task(f"reading {gguf.name}", total=None)
     with quiet_transformers(), _counted_tensors(progress, task):
         try:
@@ -155,11 +184,12 @@ def _alone(path: Path, progress: Progress) -> Iterator[None]:
 def _writable(cache: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         if isinstance(error, InputError | MissingExtra):
             raise
+        why = getattr(error, "strerror", None) or first_line(error)
         raise InputError(
-            f"cannot write the model cache {cache} ({error.strerror or error}); free space there or set XDG_CACHE_HOME"
+            f"cannot write the model cache {cache} ({why}); free space there or set XDG_CACHE_HOME"
         ) from error
 
 

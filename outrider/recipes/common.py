@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, cast
 
 from outrider.errors import InputError
@@ -89,7 +89,8 @@ def cost_curve(parts: Parts) -> CostCurve:
 
     precision = parts.target.traits.precision or parts.loaded.model.dtype
     runtime = f"{type(parts.target).__name__} {precision}"
-    return stored(parts.target, parts.loaded.fingerprint, runtime)
+    telling = told_if_slow("timing steps of the model on this machine; later starts find the times in the cache")
+    return stored(parts.target, parts.loaded.fingerprint, runtime, measuring=telling)
 
 
 def cost_model(parts: Parts) -> CostModel:
@@ -120,6 +121,27 @@ def told_if_slow(what: str, after: float = 1.5) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def told_if_compiling(what: str, after: float = 1.5) -> Iterator[None]:
+    """Says so where functions are compiled, because no earlier run has left them in the cache, and it takes a while."""
+    from numba.core import event
+
+    class Compiling(event.Listener):  # type: ignore[misc]
+        begun = False
+
+        def on_start(self, _: object) -> None:
+            if not self.begun:
+                self.begun = True
+                telling = f"compiling {what} for this machine; later starts find it compiled"
+                running.enter_context(told_if_slow(telling, after))
+
+        def on_end(self, _: object) -> None:
+            """Others may follow: the whole is over with the block."""
+
+    with ExitStack() as running, event.install_listener("numba:compile", Compiling()):
+        yield
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -11,7 +11,7 @@ from outrider import methods
 from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Budget, Drafter, Part, Recipe, Role
-from outrider.recipes.common import VerifierName, at_least, cost_model, told_if_slow, verifier, wide_steps
+from outrider.recipes.common import VerifierName, at_least, cost_model, told_if_compiling, verifier, wide_steps
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
@@ -55,18 +55,17 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
             f"option verifier is {options.verifier!r}, which takes no sampled and chosen candidates in one tree; "
             "use invariant, recursive, naive or traversal, or leave out the parts that draw"
         )
-    with told_if_slow("getting ready for this machine: compiling drafters and timing the model; this happens once"):
-        costs = cost_model(parts) if options.size == "cost" else None
-        control = Goodput(
-            Budget(options.budget, options.depth), [part.role for part in members], costs,
-            even=parts.target.traits.even, combine=options.combine,
-        )  # fmt: skip
-        if quick := [part.drafter for part in members if part.role in (Role.FREE, Role.LOOKS)]:
-            roles = [Role.LOOKS, *[Role.FREE] * len(quick[2:]), Role.RUNS][-len(quick) :]  # every kind of decision
-            trial = Goodput(control.limit, roles, costs)
-            rehearsed = Mix([Part(own, role) for own, role in zip(quick, roles, strict=True)], trial)
+    costs = cost_model(parts) if options.size == "cost" else None
+    roles, names = [part.role for part in members], tuple(part.drafter.name for part in members)
+    limit = Budget(options.budget, options.depth)
+    control = Goodput(limit, roles, costs, names, even=parts.target.traits.even, combine=options.combine)
+    if quick := [part.drafter for part in members if part.role in (Role.FREE, Role.LOOKS)]:
+        with told_if_compiling("drafters"):
+            kinds = [Role.LOOKS, *[Role.FREE] * len(quick[2:]), Role.RUNS][-len(quick) :]  # every kind of decision
+            trial = Goodput(limit, kinds, costs)
+            rehearsed = Mix([Part(own, role) for own, role in zip(quick, kinds, strict=True)], trial)
             rehearse(rehearsed, parts.target.vocab_size, trial)
-        return Recipe("mix", Mix(members, control), rule, control, costs=costs)
+    return Recipe("mix", Mix(members, control), rule, control, costs=costs)
 
 
 def _names(parts: Parts, options: MixOptions, wide: bool) -> list[str]:
@@ -102,8 +101,10 @@ def _drafter(parts: Parts, info: MethodInfo, options: MixOptions, count: int) ->
     known = {field.name for field in dataclasses.fields(info.options)}
     ours: dict[str, Any] = {
         "store": options.store, "draft": options.draft, "memory_bytes": options.memory_bytes // count,
-        "scope": options.scope, "verifier": options.verifier, "budget": options.budget, "learn_prompt": False,
+        "scope": options.scope, "verifier": options.verifier, "budget": options.budget,
     }  # fmt: skip
+    if info.role is Role.LOOKS:  # the target would have to score the prompt's rows, whatever that brings
+        ours["learn_prompt"] = False
     drafter = methods.build(info.name, parts, {key: value for key, value in ours.items() if key in known}).drafter
     if drafter is None:
         raise InputError(f"option parts names {info.name!r}, which drafts nothing; leave it out")

@@ -26,7 +26,7 @@ from outrider.recipes.common import (
     at_least,
     controller,
     cost_curve,
-    told_if_slow,
+    told_if_compiling,
     verifier,
     wide_steps,
 )
@@ -186,7 +186,7 @@ def _lone_maker(parts: Parts, beside: bool) -> Callable[[Any], LoneLayer | None]
     def make(net: Any) -> LoneLayer | None:
         if parts.drafts.get("lone", (None,))[0] is not net:
             team = Team(1 if beside else torch.get_num_threads())
-            with told_if_slow("getting ready for this machine: compiling the drafter; this happens once"):
+            with told_if_compiling("the drafter"):
                 parts.drafts["lone"] = net, made_for(net, team)
         return parts.drafts["lone"][1]
 

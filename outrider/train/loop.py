@@ -24,7 +24,7 @@ from outrider.errors import InputError, UnknownName
 from outrider.models.drafts import CARD
 from outrider.train.crew import Crew, crew
 from outrider.train.losses import LOSSES, Loss
-from outrider.train.selfdata import SelfData, digest
+from outrider.train.selfdata import SelfData, differences, digest
 
 CHECKPOINT, CURVE, PICTURE = "checkpoint.safetensors", "curve.json", "curve.svg"
 LOSS_HELP = f"what is lowered: {', '.join(LOSSES)}"
@@ -230,7 +230,8 @@ def _resume(
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path} cannot be read ({error}); remove it to begin again") from error
     if about.get("plan") != identity:
-        raise InputError(f"{path} belongs to another target, plan or text; choose another folder or remove it")
+        told = differences(json.loads(about.get("plan", "{}")), json.loads(identity))
+        raise InputError(f"{path} is of a run with {told}; ask for the same, choose another folder or remove it")
     step = int(about["step"])
     for name, weight in weights.items():
         weight.data.copy_(tensors[f"weight.{name}"])

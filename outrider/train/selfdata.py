@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ from outrider.train.dialogue import ANSWER, FORCED, USER, Dialogue, dialogue
 from outrider.train.loops import Loops
 from outrider.train.material import Answer, about, answers_in
 
+log = logging.getLogger("outrider")
 NEVER = -math.inf
+SIZE = ("batch",)  # settings that may change from shard to shard
+SAID = {"batch": "shard", "answer_temperatures": "temperatures"}  # names that users know settings by
 # Not cuDNN's attention, which plans anew for every length: a text that grows by a token a pass has a thousand.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -70,28 +74,66 @@ class SelfData:
 
 
 def write_data(
-    target: LoadedModel, plan: DataPlan, folder: Path, on_progress: Callable[[int, int], None] = lambda done, of: None
-) -> SelfData:
-    """Sample what is missing in `folder` and give everything back. `on_progress(tokens, of)` is called now and then."""
+    target: LoadedModel, plan: DataPlan, folder: Path, on_progress: Callable[[int, int], None] = lambda done, of: None,
+    *, as_it_is: bool = False,
+) -> SelfData:  # fmt: skip
+    """Sample what is missing in `folder` and give everything back. `on_progress(tokens, of)` is called now and then.
+
+    Shards of another size are gone on from. Text of other settings is refused, or taken `as_it_is` where it is enough.
+    """
+    if as_it_is and (found := _enough(folder, target.fingerprint, plan)) is not None:
+        return found
     folder.mkdir(parents=True, exist_ok=True)
     start = target.model.config.get_text_config().bos_token_id
     script = dialogue(target.tokenizer, target.eos_ids, start or 0)
-    identity = json.dumps({"target": target.fingerprint, **asdict(plan), "tokens": 0})
+    identity = _identity(target.fingerprint, plan)
     shards, seen, each = list[SelfData](), set[bytes](), plan.length * plan.batch
-    for number in range(plan.shards):
-        path = folder / f"shard-{number:04d}.safetensors"
-        if (shard := read_shard(path, identity)) is None:
+    done = 0
+    while done < plan.tokens or not shards:
+        of = done + max(1, math.ceil((plan.tokens - done) / each)) * each
+        path = folder / f"shard-{len(shards):04d}.safetensors"
+        if (shard := read_shard(path, identity, besides=SIZE)) is None:
 
-            def on_step(step: int, before: int = number * each) -> None:
-                on_progress(before + step * plan.batch, plan.shards * each)
+            def on_step(step: int, before: int = done, of: int = of) -> None:
+                on_progress(before + step * plan.batch, of)
 
-            own = _about_earlier(target, script, plan, number, shards)
-            shard = _unseen(sample_shard(target.model, own, plan, number, on_step), seen)
+            own = _about_earlier(target, script, plan, len(shards), shards)
+            shard = _unseen(sample_shard(target.model, own, plan, len(shards), on_step), seen)
             write_shard(path, shard, identity)
+        done += _planned(settings_of(path))
         seen.update(_keys(shard))
         shards.append(shard)
-        on_progress((number + 1) * each, plan.shards * each)
+        on_progress(done, max(done, of))
     return joined(shards)
+
+
+def sampled(folder: Path, plan: DataPlan) -> int:
+    """Sequences that the shards of a plan were written with, the repeated ones that were left out among them."""
+    tokens = rows = 0
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        if rows and tokens >= plan.tokens:
+            break
+        settings = settings_of(path)
+        tokens, rows = tokens + _planned(settings), rows + settings["batch"]
+    return rows
+
+
+def _enough(folder: Path, fingerprint: str, plan: DataPlan) -> SelfData | None:
+    """Text of other settings, all of it; None where there is none, and refused where it is less than planned."""
+    paths = sorted(folder.glob("shard-*.safetensors"))
+    asked = json.loads(_identity(fingerprint, plan))
+    other = next((told for path in paths if (told := differences(settings_of(path), asked, SIZE))), "")
+    if not other:
+        return None
+    text = read_data(folder, fingerprint)
+    there = max(text.tokens.numel(), sum(_planned(settings_of(path)) for path in paths))
+    if there < plan.tokens:
+        raise InputError(
+            f"{folder} holds {there:,} tokens, too few for the {plan.tokens:,} asked for, and none can be added: it "
+            f"has {other}; ask for the same or for fewer tokens, or choose another folder"
+        )
+    log.warning("%s is taken as it is; it has %s", folder, other)
+    return text
 
 
 def read_data(folder: Path, fingerprint: str) -> SelfData:
@@ -126,14 +168,45 @@ def write_shard(path: Path, shard: SelfData, identity: str) -> None:
     os.replace(f"{path}.partial", path)
 
 
-def read_shard(path: Path, identity: str) -> SelfData | None:
-    """None where there is none yet; refused where it is another's."""
+def read_shard(path: Path, identity: str, besides: Collection[str] = ()) -> SelfData | None:
+    """None where there is none yet; refused where it was written with settings that differ, `besides` these."""
     if not path.exists():
         return None
     about, shard = _load(path)
-    if about["plan"] != identity:
-        raise InputError(f"{path} was written by another target or plan; choose another folder or remove it")
+    if told := differences(json.loads(about["plan"]), json.loads(identity), besides):
+        raise InputError(f"{path} has {told}; ask for the same, or choose another folder")
     return shard
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """What a shard was written with."""
+    try:
+        with safe_open(path, "pt") as file:
+            return dict(json.loads(file.metadata()["plan"]))
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}); remove it and run again") from error
+
+
+def differences(had: Mapping[str, Any], asked: Mapping[str, Any], besides: Collection[str] = ()) -> str:
+    """`length 24 (asked: 48), seed 0 (asked: 1)`; empty where nothing differs."""
+    had, asked = _flat(had), _flat(asked)
+    names = [name for name in {**asked, **had} if name not in besides and had.get(name) != asked.get(name)]
+    return ", ".join(f"{SAID.get(name, name)} {had.get(name)} (asked: {asked.get(name)})" for name in names)
+
+
+def _identity(fingerprint: str, plan: DataPlan) -> str:
+    return json.dumps({"target": fingerprint, **asdict(plan), "tokens": 0})
+
+
+def _planned(settings: Mapping[str, Any]) -> int:
+    """Tokens that a shard was to have, before repeated sequences were left out; 0 where no plan says that."""
+    return int(settings.get("batch", 0) * settings.get("length", 0))
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a plan beside those around it."""
+    inner = [own for own in settings.values() if isinstance(own, dict)]
+    return {name: value for own in (settings, *inner) for name, value in own.items() if not isinstance(value, dict)}
 
 
 def _load(path: Path) -> tuple[dict[str, str], SelfData]:

@@ -22,7 +22,8 @@ def both_forms(run: Any, command: str, tmp_path: Path) -> tuple[str, Any]:
 
 
 def test_methods(run: Any, tmp_path: Path) -> None:
-    table, rows = both_forms(run, "methods", tmp_path)
+    table, payload = both_forms(run, "methods", tmp_path)
+    rows = payload["rows"]
     assert {"plain", "prompt-lookup", "draft-model"} <= {row["name"] for row in rows}
     for row in rows:
         assert {"name", "paper", "family", "lossless", "needs"} <= set(row)
@@ -33,8 +34,13 @@ def test_methods(run: Any, tmp_path: Path) -> None:
 def test_doctor(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [Finding("cache", State.PROBLEM, "[/nowhere] cannot be written", "set it"), Finding("x", State.OK, "1")]
     monkeypatch.setattr("outrider.models.doctor.report", lambda: findings)
-    table, rows = both_forms(run, "doctor", tmp_path)
-    assert rows[0] == {"name": "cache", "state": "problem", "value": "[/nowhere] cannot be written", "remedy": "set it"}
+    table, payload = both_forms(run, "doctor", tmp_path)
+    assert payload["rows"][0] == {
+        "name": "cache",
+        "state": "problem",
+        "value": "[/nowhere] cannot be written",
+        "remedy": "set it",
+    }
     assert "[/nowhere] cannot be written" in table
 
 

@@ -8,13 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.progress import Progress
+from safetensors import SafetensorError
 
 from outrider.errors import InputError, MissingExtra
 from outrider.models import convert, embedded, hub
 from outrider.models.convert import SEAL, converted, folder_for, is_complete
+from outrider.models.gguf_file import check_whole
+from tests.models.tiny_gguf import tiny_gguf_model, write_gguf
 
 NAME = "model-0123"
 
@@ -116,14 +120,71 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path, fake_conversion: l
     assert fake_conversion == [], "the first process's work is used"
 
 
-def test_the_cache_name_changes_with_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.gguf"
+def test_the_cache_name_follows_the_content_of_the_file(tmp_path: Path) -> None:
+    file, cache = tmp_path / "mine.gguf", tmp_path / "cache"
     file.write_bytes(b"one")
-    first = folder_for(file)
+    first = folder_for(file, cache)
     assert first.startswith("mine-")
-    assert folder_for(file) == first
-    file.write_bytes(b"other")
-    assert folder_for(file) != first
+    assert folder_for(file, cache) == first
+    file.write_bytes(b"two")
+    os.utime(file, ns=(0, 0))
+    assert folder_for(file, cache) != first
+    file.write_bytes(b"one")
+    os.utime(file, ns=(1, 1))
+    assert folder_for(file, cache) == first
+
+
+def test_a_copy_under_another_name_is_not_converted_again(tmp_path: Path, fake_conversion: list[Path]) -> None:
+    file, moved, cache = tmp_path / "mine.gguf", tmp_path / "elsewhere" / "copy.gguf", tmp_path / "cache"
+    file.write_bytes(b"one")
+    moved.parent.mkdir()
+    first = converted(folder_for(file, cache), nothing, cache)
+    file.rename(moved)
+    assert converted(folder_for(moved, cache), nothing, cache) == first
+    assert len(fake_conversion) == 1
+
+
+def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, cache = tmp_path / "mine.gguf", tmp_path / "cache"
+    file.write_bytes(b"one")
+    first = folder_for(file, cache)
+    monkeypatch.setattr(convert.hashlib, "file_digest", lambda *_: pytest.fail("it was read again"))
+    assert folder_for(file, cache) == first
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_gguf_file_that_is_not_all_there_is_called_incomplete(tmp_path: Path, packed: bool) -> None:
+    file, whole, folder = tmp_path / "mine.gguf", tmp_path / "whole.gguf", tmp_path / "made"
+    folder.mkdir()
+    model = tiny_gguf_model()
+    write_gguf(model, whole, packed)
+    content = whole.read_bytes()
+    assert check_whole(whole).values == sum(weight.numel() for weight in model.parameters())
+    assert 0 <= len(content) - check_whole(whole).size < 32  # only padding may follow
+    for size in (5, 30, 700, len(content) // 2, check_whole(whole).size - 1):
+        file.write_bytes(content[:size])
+        with pytest.raises(InputError, match=r"mine\.gguf is incomplete.*again"):
+            convert.convert(file, folder, Progress(disable=True))
+    file.write_bytes(b"not " + content[4:])
+    with pytest.raises(InputError, match="no GGUF file"):
+        convert.convert(file, folder, Progress(disable=True))
+
+
+def test_a_disk_without_room_is_named_before_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.gguf"
+    write_gguf(tiny_gguf_model(), file, packed=False)
+    monkeypatch.setattr(convert.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(InputError, match=r"converting mine\.gguf takes .* GB in .*free space there"):
+        converted(NAME, lambda scratch, progress: file, tmp_path / "cache")
+
+
+def test_a_disk_that_fills_up_meanwhile_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(gguf: Path, folder: Path, progress: Progress) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(convert, "convert", fail)
+    with pytest.raises(InputError, match="No space left on device.*XDG_CACHE_HOME"):
+        converted(NAME, nothing, tmp_path)
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
@@ -166,6 +227,6 @@ def test_a_file_with_another_checksum_is_refused(tmp_path: Path, monkeypatch: py
 def test_not_a_gguf_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "junk.gguf"
     file.write_bytes(b"not a model at all" * 100)
-    with pytest.raises(InputError, match="junk.gguf cannot be read as a GGUF model"):
+    with pytest.raises(InputError, match="junk.gguf is no GGUF file"):
         converted(NAME, lambda scratch, progress: file, tmp_path / "cache")
     assert not (tmp_path / "cache" / NAME).exists()

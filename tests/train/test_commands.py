@@ -111,7 +111,7 @@ def test_a_drafter_answers_the_texts_users_and_is_trained_on_it(model: Path, tmp
     shown = CliRunner().invoke(app, ["train", *write, "--share", "0.25", "--sequences", "32", "--temperatures", "0,1"])
     assert shown.exit_code == 0 and "248 of 992 tokens of answers" in shown.output.replace("\n", " ")
     assert "a share of 2" in refused(*write, "--share", "2")
-    assert "another target or plan" in refused(*write, "--share", "0.5")
+    assert "share 0.25 (asked: 0.5)" in refused(*write, "--share", "0.5")
     assert "above zero" in refused(*write, "--batch", "0")
 
 
@@ -155,7 +155,7 @@ def test_help_lists_every_loss_and_kind(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(LOSSES) <= words and set(KINDS) <= words
     table = CliRunner().invoke(app, ["train", "kinds"])
     assert table.exit_code == 0 and "feature_weight" in table.output
-    listed = run("kinds")
+    listed = run("kinds")["rows"]
     assert [row["kind"] for row in listed] == list(KINDS) and listed[0]["settings"]["unroll"]["default"] == 6
 
 

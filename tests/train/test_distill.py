@@ -82,7 +82,7 @@ def test_a_checkpoint_of_another_target_or_plan_is_refused(
     with pytest.raises(KeyboardInterrupt):
         distill(four_layers, text, PLAN, tmp_path, measure_every=10, save_every=0, on_progress=kill)
     for target, plan in ((another, PLAN), (four_layers, DistillPlan(layers=(0, 3), steps=41))):
-        with pytest.raises(InputError, match="another target, plan or text"):
+        with pytest.raises(InputError, match=r"is of a run with (target|steps) \S+ \(asked: \S+\)"):
             distill(target, text, plan, tmp_path)
 
 
@@ -148,6 +148,10 @@ def test_the_command_trains_a_model_folder(four_layers: LoadedModel, tmp_path: P
     said = json.loads(result.stdout)
     assert said["layers"] == [0, 3] and [point["step"] for point in said["curve"]] == [0, 2]
     assert read_card(folder).recipe["data"]["length"] == 32
+    other = [*command, "--out", str(tmp_path / "other"), "--data", str(folder / "data"), "--length", "16"]
+    result = CliRunner().invoke(app, other)
+    assert result.exit_code == 0 and "length 32 (asked: 16)" in result.output, result.output
+    assert read_card(tmp_path / "other").recipe["data"]["length"] == 32
     for bad in (["--tokens", "many"], ["--layers", "9"], ["--lr", "0"], []):  # the last: the draft is there already
         again = CliRunner().invoke(app, [*command, *bad])
         assert again.exit_code == 2 and again.output.startswith("error: "), again.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,17 @@ from outrider.models import LoadedModel
 from outrider.train import selfdata
 from outrider.train.dialogue import OPENINGS, Dialogue, Piece, dialogue, template_marks
 from outrider.train.material import Answer, about, answers_in
-from outrider.train.selfdata import ANSWER, FORCED, USER, DataPlan, SelfData, read_data, sample_shard, write_data
+from outrider.train.selfdata import (
+    ANSWER,
+    FORCED,
+    USER,
+    DataPlan,
+    SelfData,
+    read_data,
+    sample_shard,
+    sampled,
+    write_data,
+)
 
 PLAN = DataPlan(tokens=2 * 8 * 24, length=24, batch=8)
 
@@ -103,11 +114,37 @@ def test_an_interrupted_run_goes_on_with_the_same_text(
 
 def test_text_of_another_plan_or_target_is_refused(tiny_llama: LoadedModel, tmp_path: Path) -> None:
     write_data(tiny_llama, PLAN, tmp_path)
-    with pytest.raises(InputError, match="another target or plan"):
-        write_data(tiny_llama, DataPlan(tokens=1, length=24, batch=8, seed=1), tmp_path)
+    with pytest.raises(InputError, match=r"has length 24 \(asked: 12\), seed 0 \(asked: 1\); ask for the same"):
+        write_data(tiny_llama, DataPlan(tokens=1, length=12, batch=8, seed=1), tmp_path)
+    with pytest.raises(InputError, match=f"has target {tiny_llama.fingerprint}"):
+        write_data(replace(tiny_llama, fingerprint="another"), PLAN, tmp_path)
     (tmp_path / "shard-0000.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match="remove it"):
         write_data(tiny_llama, PLAN, tmp_path)
+
+
+def test_shards_of_another_size_are_gone_on_from(tiny_llama: LoadedModel, tmp_path: Path) -> None:
+    first = write_data(tiny_llama, PLAN, tmp_path)
+    plan = DataPlan(tokens=3 * 8 * 24, length=24, batch=4)
+    seen: list[tuple[int, int]] = []
+    more = write_data(tiny_llama, plan, tmp_path, lambda done, of: seen.append((done, of)))
+    assert torch.equal(more.tokens[: len(first.tokens)], first.tokens)
+    assert len(list(tmp_path.iterdir())) == 4 and sampled(tmp_path, plan) == 24 >= len(more.tokens) > 8
+    assert seen[-1] == (plan.tokens, plan.tokens) and all(done <= of for done, of in seen)
+
+
+def test_text_of_other_settings_is_taken_as_it_is_where_it_is_enough(
+    tiny_llama: LoadedModel, tmp_path: Path, caplog
+) -> None:
+    made = write_data(tiny_llama, PLAN, tmp_path)
+    asked = DataPlan(tokens=PLAN.tokens, length=48, batch=3, seed=1)
+    taken = write_data(tiny_llama, asked, tmp_path, as_it_is=True)
+    assert torch.equal(taken.tokens, made.tokens) and "has length 24 (asked: 48), seed 0 (asked: 1)" in caplog.text
+    with pytest.raises(InputError, match=r"384 tokens, too few for the 385 .* length 24 \(asked: 48\)"):
+        write_data(tiny_llama, replace(asked, tokens=PLAN.tokens + 1), tmp_path, as_it_is=True)
+    with pytest.raises(InputError, match="another target"):
+        write_data(replace(tiny_llama, fingerprint="another"), PLAN, tmp_path, as_it_is=True)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_no_beginning_comes_twice(tiny_llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,101 @@
+"""The header of a GGUF file: how long the file must be, and how many values it holds.
+
+Read before a conversion, so that a file that is not all there is called so, and the disk is known to have room. Follows
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; the values themselves are for `transformers` to read.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from outrider.errors import InputError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = "general.alignment", 32  # the key that says it, and what holds without
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    size: int  # bytes that the whole file has at least
+    values: int  # in all tensors together
+
+
+def read_header(path: Path) -> Header:
+    """Raises `InputError` where there is none, or it is not complete."""
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise InputError(f"{path} is no GGUF file: it does not begin with {MAGIC.decode()}; give another file")
+        order = ">" if file.peek(1)[:1] == b"\0" else "<"  # the version, a small number, comes first
+        try:
+            return _read(file, order)
+        except (struct.error, MemoryError, OverflowError):
+            raise InputError(f"{path} is incomplete: it ends within its header; download or copy it again") from None
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{path} has a header of an unknown kind ({error}); convert it elsewhere") from None
+
+
+def check_whole(path: Path) -> Header:
+    """The header; raises `InputError` where the file is shorter than it says."""
+    header, size = read_header(path), path.stat().st_size
+    if size < header.size:
+        raise InputError(
+            f"{path} is incomplete: it has {size:,} bytes, and {header.size:,} by its header; download or copy it again"
+        )
+    return header
+
+
+def _read(file: BinaryIO, order: str) -> Header:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    def number(form: str) -> Any:
+        form = order + form
+        return struct.unpack(form, file.read(struct.calcsize(form)))[0]
+
+    version, tensors, facts = number("I"), number("Q"), number("Q")
+    if version not in VERSIONS:
+        raise KeyError(f"version {version}")
+    alignment = ALIGNMENT[1]
+    for _ in range(facts):
+        name, kind = _text(file, number), number("I")
+        value = _value(file, number, kind)
+        alignment = value if name == ALIGNMENT[0].encode() else alignment
+    end = values = 0
+    for _ in range(tensors):
+        _text(file, number)
+        count = math.prod(number("Q") for _ in range(number("I")))
+        block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(number("I"))]
+        end = max(end, number("Q") + count // block * bytes_of_block)
+        values += count
+    start = -(-file.tell() // alignment) * alignment
+    return Header(start + end, values)
+
+
+def _text(file: BinaryIO, number: Callable[[str], Any]) -> bytes:
+    size = number("Q")
+    found = file.read(size)
+    if len(found) < size:
+        raise struct.error
+    return found
+
+
+def _value(file: BinaryIO, number: Callable[[str], Any], kind: int) -> Any:
+    """Of an array, which may be a whole vocabulary, only its length."""
+    if kind == TEXT:
+        return _text(file, number)
+    if kind != ARRAY:
+        return number(SCALARS[kind])
+    inner, count = number("I"), number("Q")
+    if inner in SCALARS:
+        file.seek(count * struct.calcsize("<" + SCALARS[inner]), 1)
+    else:
+        for _ in range(count):
+            _value(file, number, inner)
+    return count
