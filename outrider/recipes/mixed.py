@@ -14,11 +14,11 @@ from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Budget, Controller, Drafter, Even, Pads, Recipe
 from outrider.recipes.common import VerifierName, at_least, controller, cost_curve, told_if_slow, verifier, wide_steps
+from outrider.recipes.trained import kind_of
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
-TRAINED = "suffix,predicted,eagle3"  # in small trees a table of likely successors adds nothing to these but time
-WIDE = f"{MODEL_FREE},eagle3"  # on a GPU trees have room for one
+BESIDE = "suffix,predicted"  # a trained drafter: in small trees a table of likely successors adds nothing but time
 SOME, MANY = 32, 63  # candidates; with the pending token the second fills a step of 64 rows
 DEAR = ("feature",)  # families whose candidates are point masses too, but cost a network's time
 
@@ -27,8 +27,11 @@ DEAR = ("feature",)  # families whose candidates are point masses too, but cost 
 class MixOptions:
     parts: str = option(
         "auto",
-        f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where a drafter is shipped {TRAINED}, "
-        f"on a GPU {WIDE}",
+        f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where the target has a trained drafter, "
+        f"that and on a GPU all of these, else {BESIDE}",
+    )
+    drafter: str = option(
+        "", "a trained drafter: its folder or a name in `outrider drafters list`; empty: the target's newest, or none"
     )
     store: str = option("", "a store made by `outrider index build`, to draft from as well")
     budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, where wide steps cost little, else {SOME}")
@@ -48,11 +51,14 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
     at_least("depth", options.depth, 1)
     wide = wide_steps(parts)
     options = dataclasses.replace(options, budget=options.budget or (MANY if wide else SOME))
-    listed = _default(parts, wide) if options.parts == "auto" else options.parts
+    kind = kind_of(parts, options.drafter)
+    listed = _default(kind, wide) if options.parts == "auto" else options.parts
     names = [name.strip() for name in listed.split(",") if name.strip()]
     names += ["retrieval"] if options.store and "retrieval" not in names else []
     if not names or "mix" in names or len(set(names)) < len(names):
         raise InputError(f"option parts is {options.parts!r}; name different methods, such as {MODEL_FREE}")
+    if options.drafter and kind not in names:
+        raise InputError(f"option drafter names one of kind {kind}, which is not in option parts ({options.parts})")
     ranked, dear, drawn = _sorted(parts, names, options)
     rule = verifier(options.verifier)
     if drawn and Law.MIXED not in rule.honours:
@@ -67,12 +73,9 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
         return Recipe("mix", mix, rule, _sized(parts, mix, options))
 
 
-def _default(parts: Parts, wide: bool) -> str:
-    from outrider.models.drafts import shipped_draft
-
-    if shipped_draft(parts.loaded, "eagle3") is None:
-        return MODEL_FREE
-    return WIDE if wide else TRAINED
+def _default(kind: str, wide: bool) -> str:
+    """On a GPU trees have room for a table of successors beside a trained drafter."""
+    return f"{MODEL_FREE if wide else BESIDE},{kind}" if kind else MODEL_FREE
 
 
 def _sorted(
@@ -117,6 +120,7 @@ def _part(parts: Parts, name: str, options: MixOptions, count: int) -> Drafter:
     ours: dict[str, Any] = {
         "store": options.store, "memory_bytes": options.memory_bytes // count, "scope": options.scope,
         "verifier": options.verifier, "budget": options.budget,
+        "drafter": options.drafter if options.drafter and name == kind_of(parts, options.drafter) else "",
     }  # fmt: skip
     drafter = methods.build(name, parts, {key: value for key, value in ours.items() if key in known}).drafter
     if drafter is None:
