@@ -50,11 +50,7 @@ class Kept:
     @property
     def parameters(self) -> int:
         """Numbers that were learnt: neither scales nor maps of the vocabulary."""
-        try:
-            with safe_open(self.folder / WEIGHTS, "pt") as file:
-                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{self.folder}: {WEIGHTS} cannot be read ({error}); {remedy(self.name)}") from error
+        shapes = _shapes(self.folder)
         learnt = [shape for name, shape in shapes.items() if name != MAP and not name.endswith(SCALE)]
         return sum(int(torch.Size(shape).numel()) for shape in learnt)
 
@@ -92,8 +88,9 @@ def kept(fingerprint: str = "*") -> list[Kept]:
     for place in sorted(path.parent for path in drafters_folder().glob(f"{fingerprint}/*/{CARD}")):
         try:
             card = read_card(place)
+            _shapes(place)
         except InputError as error:
-            log.warning("a kept drafter is passed over: %s; %s", error, remedy(place.name))
+            log.warning("a drafter is passed over: %s; or remove it: outrider drafters remove %s", error, place.name)
             continue
         if card.fingerprint == place.parent.name:
             found.append(Kept(place, card))
@@ -144,8 +141,13 @@ def remove(name: str) -> None:
     raise UnknownName(f"no drafter {name!r} is kept; `outrider drafters list` names those that are")
 
 
-def remedy(name: str) -> str:
-    return f"remove it with: outrider drafters remove {name}"
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Of the tensors; only the head of the file is read, which also tells whether the rest is there."""
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the draft again") from error
 
 
 def _digest(weights: Mapping[str, Tensor], card: DraftCard) -> str:
