@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -90,7 +91,7 @@ def kept(fingerprint: str = "*") -> list[Kept]:
             card = read_card(place)
             _shapes(place)
         except InputError as error:
-            log.warning("a drafter is passed over: %s; or remove it: outrider drafters remove %s", error, place.name)
+            _tell(f"a drafter is passed over: {error}; or remove it: outrider drafters remove {place.name}")
             continue
         if card.fingerprint == place.parent.name:
             found.append(Kept(place, card))
@@ -139,6 +140,11 @@ def remove(name: str) -> None:
         shutil.rmtree(place)
         return
     raise UnknownName(f"no drafter {name!r} is kept; `outrider drafters list` names those that are")
+
+
+@cache  # every method that is built looks for drafters
+def _tell(message: str) -> None:
+    log.warning(message)
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
