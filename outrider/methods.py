@@ -124,7 +124,8 @@ def parse_options(info: MethodInfo, given: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(info.options)
     known = {f.name for f in dataclasses.fields(info.options)}
     values = {}
-    for name, value in given.items():
+    for given_name, value in given.items():
+        name = given_name.removeprefix(f"{info.name}.")  # `mix.drafter` is `drafter` of mix
         if name not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise UnknownName(f"method {info.name} has no option {name!r}; its options: {listed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +23,9 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable" if os.environ.get("CI") else "fresh")
 
 
+_TESTS = itertools.count()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What methods measure about this machine and toy models stays out of the user's cache.
@@ -33,6 +37,21 @@ def own_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr("outrider.control.cost.user_cache_path", lambda _: folder)
         patch.setattr("outrider.control.cost.stored", partial(cost.stored, rows=(1, 4, 16, 64), repeats=1))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_drafters_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Methods find drafters in the user's data folder, and training keeps them there; commands run apart inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("data")
+        patch.setenv("XDG_DATA_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def own_data_folder(no_drafters_of_the_users: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test keeps no other finds."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(no_drafters_of_the_users / str(next(_TESTS))))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,7 @@ from outrider.grow.chain import Chain
 from outrider.grow.kary import KAry
 from outrider.grow.top_plus_one import TopPlusOne
 from outrider.methods import find, parse_options
-from outrider.models.drafts import shipped_draft
+from outrider.models.kept import find_drafter
 from outrider.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
@@ -283,7 +283,8 @@ def _settings(
 def _default_draft(engine: Outrider, layers: int) -> str:
     if layers:
         return f"the first {layers} layers"
-    return "the shipped one" if shipped_draft(engine.loaded) is not None else "the first layers"
+    own = find_drafter(engine.loaded)
+    return "the first layers" if own is None else f"the trained one {own.name}"
 
 
 def _shown(name: str) -> str:

@@ -180,7 +180,7 @@ def inflate_drafter(net: Eagle3Layer, shape: Shape = SHAPES["8b"], *, seed: int 
     _check_sizes(old, new)
     wide = Eagle3Shape(
         new.hidden, new.heads, new.key_heads, new.head_dim, new.mlp, was.layers, was.vocab, was.theta,
-        was.eps * old.hidden / new.hidden, was.rank,
+        was.eps * old.hidden / new.hidden, was.rank, was.normed, was.scaling,
     )  # fmt: skip
     device, dtype = net.fc.weight.device, net.fc.weight.dtype
     with torch.device(device):

@@ -125,7 +125,7 @@ def peer_settings(
             twin = twin_gguf(Path(gguf), kind)
             twins[mode] = {"gguf": str(twin), "gguf_kind": words, "gguf_bytes": twin.stat().st_size}
     if draft is None and any(spec.mode == "assisted" for spec in asked.peers):
-        draft = _shipped_draft(engine)
+        draft = _trained_draft(engine)
     return {
         "model": str(engine.loaded.model.name_or_path),
         "device": engine.target.device.type,
@@ -165,16 +165,17 @@ def _embedded_gguf() -> Path:
     return kept
 
 
-def _shipped_draft(engine: Outrider) -> str | None:
-    """The draft that comes with the package, as a model folder that any runtime can load."""
+def _trained_draft(engine: Outrider) -> str | None:
+    """The trained draft that our methods take by default, as a model folder that any runtime can load."""
     from platformdirs import user_cache_path
 
-    from outrider.models.drafts import load_draft, shipped_draft
+    from outrider.models.drafts import load_draft
+    from outrider.models.kept import find_drafter
 
-    shipped = shipped_draft(engine.loaded)
-    if shipped is None:
+    own = find_drafter(engine.loaded)
+    if own is None:
         return None
-    folder = user_cache_path("outrider") / "bench" / "drafts" / engine.loaded.fingerprint[:16]
+    folder = user_cache_path("outrider") / "bench" / "drafts" / f"{engine.loaded.fingerprint}-{own.name}"
     if not (folder / "config.json").is_file():
-        load_draft(shipped, engine.loaded).save_pretrained(folder)
+        load_draft(own, engine.loaded).save_pretrained(folder)
     return str(folder)

@@ -25,6 +25,7 @@ app = typer.Typer(
 for _name in COMMANDS:
     app.command(_name)(expand(getattr(import_module(f"outrider.cli.{_name}"), _name)))
 app.add_typer(import_module("outrider.cli.train").app, name="train")
+app.add_typer(import_module("outrider.cli.drafters").app, name="drafters")
 app.add_typer(import_module("outrider.cli.bench").app, name="bench")
 app.add_typer(import_module("outrider.cli.index").app, name="index")
 

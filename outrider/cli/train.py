@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,7 @@ from outrider.cli.replay import replay
 from outrider.cli.shell import STDOUT
 from outrider.cli.trim import trim
 from outrider.errors import InputError
-from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter
+from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter, work_folder
 
 if TYPE_CHECKING:
     from outrider.train.loop import Point
@@ -41,6 +42,7 @@ Batch = Annotated[int, typer.Option("--batch", help="Sequences an update.")]
 Rate = Annotated[float, typer.Option("--lr", help="Highest learning rate.")]
 LOSSES = "kl, rkl (reverse), jsd, tvd, tvdpp, nla (negative log acceptance), ce (hard label) or mix (kl + tvd)."
 Licence = Annotated[str, typer.Option("--licence", help="A line for the drafter's card.")]
+Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep it in the data folder, for methods to find.")]
 SaveEvery = Annotated[float, typer.Option("--save-every", help="Least minutes between checkpoints.")]
 CheckpointEvery = Annotated[
     int | None,
@@ -133,7 +135,10 @@ def kinds(json: Json = None) -> None:
 @app.command()
 def run(
     text: Text,
-    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the drafter goes, and resumes from.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="A folder for it as well; training resumes from there."),
+    ] = None,
     begin: Annotated[
         Path | None, typer.Option("--from", metavar="FOLDER", help="A finished drafter to go on from.")
     ] = None,
@@ -152,6 +157,7 @@ def run(
     option: Annotated[
         list[str] | None, _some("--option", "-o", help="name=value, any other setting of the kind; repeatable.")
     ] = None,
+    keep: Keep = True,
     licence: Licence = "",
     save_every: SaveEvery = 2.0,
     checkpoint_every: CheckpointEvery = None,
@@ -161,15 +167,19 @@ def run(
 ) -> None:
     """Train a drafter on the target's hidden states over text it wrote.
 
-    Run it again after an interruption: it goes on where it was. `outrider train kinds` lists the settings. On several
-    GPUs: accelerate launch -m outrider train run ...
+    It is kept among your drafters (`outrider drafters list`), where methods of this target find it. Run it again after
+    an interruption: it goes on where it was. `outrider train kinds` lists the settings. On several GPUs:
+    accelerate launch -m outrider train run ...
     """
     check_json(json)
+    if folder is None and not keep:
+        raise InputError("--no-keep without --out leaves no drafter; name a folder with --out")
     given = {"loss": loss, "layers": layers, "vocab": vocab, "intermediate": intermediate, "unroll": unroll,
              "eight_bits": eight_bits}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
-    check_drafter_folder(folder)
+    if folder is not None:
+        check_drafter_folder(folder)
     plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
     from outrider.train.crew import crew
@@ -178,16 +188,20 @@ def run(
     together = crew()
     target = load_model(model, device=device or together.device, dtype=dtype)
     read = read_data(text, target.fingerprint)
+    place = folder or work_folder(kind, target, read, plan, begin)
+    source = {"folder": str(text.resolve()), "sequences": len(read.tokens), "tokens": read.tokens.numel(),
+              "answer_tokens": read.answer_tokens}  # fmt: skip
     with progress_bar() as show:
         _, curve = train_drafter(
-            kind, target, read, plan, folder, licence=licence, begin=begin, **_pace(save_every, checkpoint_every),
-            on_progress=lambda step, of, point: show(step, of, _line(point)),
+            kind, target, read, plan, place, licence=licence, begin=begin, **_pace(save_every, checkpoint_every),
+            recipe={"data": source}, on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
     if not together.first:
         return
-    if json != STDOUT:
-        out().print(f"{folder}: {kind}; {_line(curve[-1])}")
-    emit(json, {"folder": str(folder), "kind": kind, "curve": [asdict(point) for point in curve]})
+    kept = _keep(place, "outrider train run") if keep else None
+    if folder is None:
+        shutil.rmtree(place)
+    _tell(folder, kept, f"{kind}; {_line(curve[-1])}", json, {"kind": kind}, curve)
 
 
 @app.command(name="eval")
@@ -246,6 +260,7 @@ def distill(
     rate: Rate = 1e-3,
     loss: Annotated[str, typer.Option("--loss", help=LOSSES)] = "mix",
     seed: Annotated[int, typer.Option("--seed", help="Of the text and of the batches.")] = 0,
+    keep: Keep = True,
     licence: Licence = "",
     data: Annotated[
         Path | None,
@@ -286,9 +301,9 @@ def distill(
             recipe={"data": {**written, "tokens": wanted}},
             on_progress=lambda step, of, point: show(step, of, _line(point)),
         )  # fmt: skip
-    if json != STDOUT:
-        out().print(f"{folder}: layers {', '.join(map(str, chosen))}; {_line(curve[-1])}")
-    emit(json, {"folder": str(folder), "layers": chosen, "curve": [asdict(point) for point in curve]})
+    kept = _keep(folder, "outrider train distill") if keep else None
+    said = f"layers {', '.join(map(str, chosen))}; {_line(curve[-1])}"
+    _tell(folder, kept, said, json, {"layers": chosen}, curve)
 
 
 app.command()(trim)
@@ -306,6 +321,24 @@ def parse_count(text: str) -> int:
     if not (count >= 1 and math.isfinite(count)):
         raise InputError(f"--tokens {text}: write a number such as 500k or 12M")
     return int(count)
+
+
+def _keep(folder: Path, origin: str) -> str:
+    """The name under which the drafter is kept."""
+    from outrider.models.kept import keep
+
+    return keep(folder, origin).name
+
+
+def _tell(
+    folder: Path | None, kept: str | None, said: str, json: str | None, about: dict[str, Any], curve: list[Point]
+) -> None:  # fmt: skip
+    """Where the drafter is and how well it does."""
+    if json != STDOUT:
+        places = [str(folder)] * (folder is not None) + [f"kept as {kept}"] * (kept is not None)
+        out().print(f"{', '.join(places)}: {said}", markup=False)
+    where = {"folder": None if folder is None else str(folder), "kept": kept}
+    emit(json, {**where, **about, "curve": [asdict(point) for point in curve]})
 
 
 def _pace(save_every: float, checkpoint_every: int | None) -> dict[str, Any]:

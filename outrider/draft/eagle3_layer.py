@@ -7,6 +7,7 @@ target's, handed in. Parameters carry the names that serving engines read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,10 +31,12 @@ class Eagle3Shape:
     theta: float = 10_000.0
     eps: float = 1e-5
     rank: int = 0  # of the head: a product of two matrices; 0: one matrix
+    normed: bool = False  # the normed state flows past attention, not the state (`norm_before_residual`)
+    scaling: tuple[float, ...] = ()  # Llama 3.1's rotary: factor, low and high frequency factors, original context
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Eagle3Shape:
-        return cls(**{**stored, "layers": tuple(stored["layers"])})
+        return cls(**{**stored, "layers": tuple(stored["layers"]), "scaling": tuple(stored.get("scaling", ()))})
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +87,12 @@ def turns(positions: Tensor, shape: Eagle3Shape) -> Tensor:
     """[..., D / 2]: by how much each pair of a head is rotated at each position."""
     half = shape.head_dim // 2
     steps = torch.arange(half, device=positions.device, dtype=torch.float32) / half
-    return positions[..., None] * shape.theta**-steps
+    speeds = shape.theta**-steps
+    if shape.scaling:  # slow pairs turn `factor` times slower, those between slow and fast by a share of it
+        factor, low, high, context = shape.scaling
+        fast = ((context * speeds / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        speeds = speeds * ((1 - fast) / factor + fast)
+    return positions[..., None] * speeds
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -151,13 +159,14 @@ class Eagle3Layer(nn.Module):
         return self.fc(features)
 
     def enter(self, embedded: Tensor, state: Tensor) -> Tensor:
-        """What flows past attention: here the state itself."""
-        return state
+        """What flows past attention: the state itself, or normed."""
+        return self.midlayer.hidden_norm(state) if self.shape.normed else state
 
     def project(self, embedded: Tensor, state: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of rows: the next token's embedding beside the state, both normed."""
+        """Queries, keys and values of rows that entered: the next token's embedding beside the state, both normed."""
         layer = self.midlayer
-        return layer.self_attn(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1), positions)
+        state = state if self.shape.normed else layer.hidden_norm(state)
+        return layer.self_attn(torch.cat([layer.input_layernorm(embedded), state], -1), positions)
 
     def finish(self, state: Tensor, attended: Tensor) -> Tensor:
         """The layer's output, which is the next state: attended is [B, Hq, R, D]."""

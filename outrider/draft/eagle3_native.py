@@ -56,6 +56,7 @@ class Shape(NamedTuple):
     dim: int
     eps: float
     rank: int  # of the head; 0: one matrix
+    normed: bool  # the normed state flows past attention
 
 
 class Rows(NamedTuple):
@@ -103,7 +104,7 @@ class NativeLayer:
     def __init__(self, net: Eagle3Layer, team: Team) -> None:
         shape, layer = net.shape, net.midlayer
         attention, mlp = layer.self_attn, layer.mlp
-        self._shape = Shape(shape.heads, shape.kv_heads, shape.head_dim, shape.eps, shape.rank)
+        self._shape = Shape(shape.heads, shape.kv_heads, shape.head_dim, shape.eps, shape.rank, shape.normed)
         self._turns = turns(torch.ones(1), shape)[0].numpy()  # radians a position
         joint = torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)])
         norms = (layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, net.norm)
@@ -229,8 +230,9 @@ def _forward(
     _times(me, threads, sync, weights.out, attended, work.across, added)
     barrier(sync, threads)
     for r in range(first, last):
+        past = joined[r, hidden:] if shape.normed else state[r]
         for i in range(hidden):
-            behind[r, i] = state[r, i] + added[r, i]
+            behind[r, i] = past[i] + added[r, i]
         norm(behind[r], weights.before_mlp, eps, normed[r])
     gates, ups = work.gates[:rows], work.ups[:rows]
     low, high = _times(me, threads, sync, weights.gate, normed, work.narrow, gates)

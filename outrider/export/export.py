@@ -63,6 +63,11 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; choose another folder or remove it")
     net = load_eagle3(drafter, target).float().cpu()
+    if net.shape.scaling or (net.shape.normed and form == "sglang"):
+        why = (
+            "whose rotary is scaled" if net.shape.scaling else "that norms before the residual, which sglang does not,"
+        )
+        raise InputError(f"{drafter}: a drafter {why} is not written; serve the folder that it was added from")
     if form == "speculators":
         content = speculators(net, target, dtype, verifier or target.model.name_or_path or target.name, depth)
     else:
@@ -128,6 +133,7 @@ def own(net: Any, embedded: Tensor, features: Tensor, steps: int) -> Tensor:
     rows = []
     for step in range(steps):
         at = torch.arange(first) if step == 0 else torch.tensor([first - 1 + step])
+        state = net.enter(embedded[None, at], state)
         q, k, v = net.project(embedded[None, at], state, at[None])
         keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
         attended = scaled_dot_product_attention(q, keys, values, is_causal=step == 0, enable_gqa=True)

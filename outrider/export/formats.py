@@ -39,7 +39,7 @@ def engine(net: Any, target: LoadedModel, dtype: torch.dtype) -> Content:
         LAYER_IDS: layers,
         "num_aux_hidden_states": len(layers),
         "eagle_config": {LAYER_IDS: [layer - 1 for layer in layers], "use_aux_hidden_state": True},
-        "norm_before_residual": False,
+        "norm_before_residual": net.shape.normed,
         "bias": False,
     }
     return Content(config, tensors(net, target, dtype, "midlayer."), net.ids.cpu())
@@ -65,7 +65,7 @@ def speculators(net: Any, target: LoadedModel, dtype: torch.dtype, verifier: str
         "draft_vocab_size": net.shape.vocab,
         "target_hidden_size": net.shape.hidden,
         LAYER_IDS: layers,
-        "norm_before_residual": False,
+        "norm_before_residual": net.shape.normed,
         "norm_before_fc": False,
         "fc_norm": False,
         "norm_output": False,

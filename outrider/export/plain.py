@@ -27,7 +27,7 @@ class PlainEagle3:
             int(layer[key]) for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
         )
         self.eps, self.theta = float(layer["rms_norm_eps"]), float(layer["rope_theta"])
-        self.vocab = int(layer["vocab_size"])
+        self.vocab, self.normed = int(layer["vocab_size"]), bool(config["norm_before_residual"])
         self.layers = [int(number) for number in config["eagle_aux_hidden_state_layer_ids"]]
         d, mid, said = int(layer["hidden_size"]), int(layer["intermediate_size"]), int(config["draft_vocab_size"])
         wide, narrow = self.heads * self.dim, self.groups * self.dim
@@ -75,7 +75,8 @@ class PlainEagle3:
         self, embedded: Tensor, state: Tensor, at: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         own = self.prefix
-        both = torch.cat([self._norm(embedded, own + "input_layernorm"), self._norm(state, own + "hidden_norm")], 1)
+        read = self._norm(state, own + "hidden_norm")
+        both = torch.cat([self._norm(embedded, own + "input_layernorm"), read], 1)
         q, k, v = (
             (both @ self.weights[f"{own}self_attn.{name}_proj.weight"].T).view(len(at), -1, self.dim).transpose(0, 1)
             for name in "qkv"
@@ -85,7 +86,9 @@ class PlainEagle3:
         scores = self._turn(q, at) @ keys.repeat_interleave(share, 0).transpose(1, 2) / self.dim**0.5
         later = torch.arange(keys.shape[1])[None] > at[:, None]
         seen = scores.masked_fill(later, -torch.inf).softmax(-1) @ values.repeat_interleave(share, 0)
-        state = state + seen.transpose(0, 1).flatten(1) @ self.weights[own + "self_attn.o_proj.weight"].T
+        state = (read if self.normed else state) + seen.transpose(0, 1).flatten(1) @ self.weights[
+            own + "self_attn.o_proj.weight"
+        ].T
         normed = self._norm(state, own + "post_attention_layernorm")
         gate, up = (normed @ self.weights[f"{own}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         return (

@@ -29,6 +29,7 @@ from outrider.models.truncate import chosen_layers, layer_list
 WEIGHTS, CARD = "model.safetensors", "drafter.json"
 FORMAT = 1
 LAYERS = "draft-model"  # the kind made of the target's own layers
+MAP = "d2t"  # offsets from a drafter's ids to the target's
 SCALE = ".scale"  # the scales of a matrix that is kept in eight bits, one a row
 
 
@@ -44,6 +45,8 @@ class DraftCard:
     licence: str = ""
     kind: str = LAYERS
     shape: dict[str, Any] = field(default_factory=dict)  # sizes of a network of its own
+    origin: str = ""  # where a kept one comes from
+    date: str = ""  # when it was kept
 
 
 def new_draft(target: LoadedModel, layers: tuple[int, ...]) -> PreTrainedModel:
@@ -152,10 +155,15 @@ def unpacked(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def shipped_folders() -> list[Path]:
+    """Of all drafters that come with the package."""
+    home = Path(str(files("outrider"))) / "data" / "drafts"
+    return sorted(card.parent for card in home.glob(f"*/{CARD}"))
+
+
 def shipped_draft(target: LoadedModel, kind: str = LAYERS) -> Path | None:
     """The folder of the drafter that comes with the package for exactly this target, if there is one."""
-    home = Path(str(files("outrider"))) / "data" / "drafts"
-    for place in sorted(card.parent for card in home.glob(f"*/{CARD}")):
+    for place in shipped_folders():
         card = read_card(place)
         if (card.fingerprint, card.kind) == (target.fingerprint, kind):
             return place

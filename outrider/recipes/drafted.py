@@ -143,15 +143,16 @@ def _draft(parts: Parts, named: str, layers: int) -> Any:
 
 def _make_draft(parts: Parts, named: str, layers: int) -> Any:
     from outrider.models import first_layers, same_vocabulary
-    from outrider.models.drafts import CARD, load_draft, shipped_draft
+    from outrider.models.drafts import CARD, load_draft
+    from outrider.models.kept import find_drafter
 
     if named and (Path(named) / CARD).is_file():
         return load_draft(named, parts.loaded)
     if named:
         loaded = parts.load(named)
         return loaded.model if same_vocabulary(parts.loaded, loaded) else loaded
-    if not layers and (shipped := shipped_draft(parts.loaded)) is not None:
-        return load_draft(shipped, parts.loaded)
+    if not layers and (own := find_drafter(parts.loaded)) is not None:
+        return load_draft(own, parts.loaded)
     total = int(parts.loaded.model.config.get_text_config().num_hidden_layers)
     count = layers or max(total // 4, 1)
     if not 1 <= count < total:

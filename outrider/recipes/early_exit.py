@@ -135,15 +135,12 @@ def _shared(parts: Parts, count: int, first_layers: Any) -> Any:
 
 
 def _kangaroo(parts: Parts, options: KangarooOptions) -> Recipe:
-    from outrider.models.drafts import shipped_draft
+    from outrider.models.kept import find_drafter
+    from outrider.recipes.trained import no_drafter
 
-    folder = Path(options.drafter) if options.drafter else shipped_draft(parts.loaded, "kangaroo")
+    folder = find_drafter(parts.loaded, "kangaroo", options.drafter)
     if folder is None:
-        raise InputError(
-            f"no kangaroo drafter comes with the package for {parts.loaded.name!r}; train one with: outrider train "
-            "data --model MODEL --out DATA, then outrider train run --kind kangaroo --model MODEL --data DATA "
-            "--out DRAFTER, and name it with: --option drafter=DRAFTER"
-        )
+        raise InputError(no_drafter("kangaroo", parts.loaded.name))
     key = ("kangaroo", str(folder))
     if key not in parts.drafts:
         parts.drafts[key] = load_kangaroo(folder, parts.loaded)

@@ -12,11 +12,11 @@ from outrider.errors import InputError
 from outrider.methods import MethodInfo, Parts, option
 from outrider.protocols import Budget, Drafter, Part, Recipe, Role
 from outrider.recipes.common import VerifierName, at_least, cost_model, told_if_compiling, verifier, wide_steps
+from outrider.recipes.trained import kind_of
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
-TRAINED = "suffix,predicted,eagle3"  # in small trees a table of likely successors adds nothing to these but time
-WIDE = f"{MODEL_FREE},eagle3"  # on a GPU trees have room for one
+BESIDE = "suffix,predicted"  # a trained drafter: in small trees a table of likely successors adds nothing but time
 SOME, MANY = 32, 63  # candidates; with the pending token the second fills a step of 64 rows
 ORDER = (Role.FREE, Role.LOOKS, Role.RUNS, Role.DRAWS)  # in which parts are asked: the expensive know what others found
 
@@ -25,8 +25,11 @@ ORDER = (Role.FREE, Role.LOOKS, Role.RUNS, Role.DRAWS)  # in which parts are ask
 class MixOptions:
     parts: str = option(
         "auto",
-        f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where a drafter is shipped {TRAINED}, "
-        f"on a GPU {WIDE}",
+        f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where the target has a trained drafter, "
+        f"that and on a GPU all of these, else {BESIDE}",
+    )
+    drafter: str = option(
+        "", "a trained drafter: its folder or a name in `outrider drafters list`; empty: the target's newest, or none"
     )
     draft: str = option("", "a smaller model to draft with as well: hub id, folder or .gguf")
     store: str = option("", "a store made by `outrider index build`, to draft from as well")
@@ -69,21 +72,21 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
 
 
 def _names(parts: Parts, options: MixOptions, wide: bool) -> list[str]:
-    listed = _default(parts, wide) if options.parts == "auto" else options.parts
+    kind = kind_of(parts, options.drafter)
+    listed = _default(kind, wide) if options.parts == "auto" else options.parts
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for given, name in ((options.store, "retrieval"), (options.draft, "draft-model")):
         names += [name] if given and name not in names else []
     if not names or "mix" in names or len(set(names)) < len(names):
         raise InputError(f"option parts is {options.parts!r}; name different methods, such as {MODEL_FREE}")
+    if options.drafter and kind not in names:
+        raise InputError(f"option drafter names one of kind {kind}, which is not in option parts ({options.parts})")
     return names
 
 
-def _default(parts: Parts, wide: bool) -> str:
-    from outrider.models.drafts import shipped_draft
-
-    if shipped_draft(parts.loaded, "eagle3") is None:
-        return MODEL_FREE
-    return WIDE if wide else TRAINED
+def _default(kind: str, wide: bool) -> str:
+    """On a GPU trees have room for a table of successors beside a trained drafter."""
+    return f"{MODEL_FREE if wide else BESIDE},{kind}" if kind else MODEL_FREE
 
 
 def _members(parts: Parts, names: Sequence[str], options: MixOptions) -> list[Part]:
@@ -102,6 +105,7 @@ def _drafter(parts: Parts, info: MethodInfo, options: MixOptions, count: int) ->
     ours: dict[str, Any] = {
         "store": options.store, "draft": options.draft, "memory_bytes": options.memory_bytes // count,
         "scope": options.scope, "verifier": options.verifier, "budget": options.budget,
+        "drafter": options.drafter if options.drafter and info.name == kind_of(parts, options.drafter) else "",
     }  # fmt: skip
     if info.role is Role.LOOKS:  # the target would have to score the prompt's rows, whatever that brings
         ours["learn_prompt"] = False

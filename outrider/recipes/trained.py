@@ -1,7 +1,7 @@
 """Methods whose drafter is a small network trained on the target's hidden states.
 
-Without a drafter named, the one that comes with the package for this target is used; where there is none, the method is
-refused with the commands that train one.
+Without a drafter named, the user's newest for this target is used, else the one that comes with the package; where
+there is none, the method is refused with the commands that train one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ SOME, MANY = 6, 24
 
 @dataclass(frozen=True, slots=True)
 class TrainedOptions:
-    drafter: str = option("", "folder made by `outrider train run`; empty: the one shipped for this target")
+    drafter: str = option(
+        "", "a folder made by `outrider train run` or a name in `outrider drafters list`; empty: the target's newest"
+    )
     budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, else {SOME}")
     depth: int = option(6, "how deep a tree may be")
     grower: Literal["auto", "topk", "dyspec", "cost-aware", "chain"] = option(
@@ -124,18 +126,35 @@ def target_head(target: LoadedModel, ids: Tensor, dtype: Any = None) -> nn.Linea
 
 def drafter_of(parts: Parts, kind: str, named: str) -> Any:
     """The network, loaded once for all methods of one target; refused with the remedy where there is none."""
-    from outrider.models.drafts import shipped_draft
+    from outrider.models.kept import find_drafter
 
     if (kind, named) in parts.drafts:
         return parts.drafts[kind, named]
-    folder = Path(named) if named else shipped_draft(parts.loaded, kind)
+    folder = find_drafter(parts.loaded, kind, named)
     if folder is None:
-        raise InputError(
-            f"no {kind} drafter comes with the package for {parts.loaded.name!r}; train one with: outrider train data "
-            f"--model MODEL --out DATA, then outrider train run --kind {kind} --model MODEL --data DATA --out DRAFTER, "
-            "and name it with: --option drafter=DRAFTER"
-        )
+        raise InputError(no_drafter(kind, parts.loaded.name))
     return parts.drafts.setdefault((kind, named), load_trained(kind, folder, parts.loaded))
+
+
+def kind_of(parts: Parts, named: str) -> str:
+    """Of the drafter that is named, else the first kind of which the target has one; empty where there is none."""
+    from outrider.models.drafts import read_card
+    from outrider.models.kept import find_drafter, named_folder
+
+    if not named:
+        return next((kind for kind in KINDS if find_drafter(parts.loaded, kind) is not None), "")
+    kind = read_card(named_folder(named)).kind
+    if kind not in KINDS:
+        raise InputError(f"option drafter is {named!r}, a drafter of kind {kind}; use one of {', '.join(KINDS)}")
+    return kind
+
+
+def no_drafter(kind: str, target: str) -> str:
+    add = "; or add a published one with: outrider drafters add FOLDER_OR_HUB_ID --model MODEL" * (kind == "eagle3")
+    return (
+        f"no {kind} drafter is kept or shipped for {target!r}; train one with: outrider train data --model MODEL "
+        f"--out DATA, then outrider train run --kind {kind} --model MODEL --data DATA{add}"
+    )
 
 
 def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
@@ -322,3 +341,4 @@ RECIPES = (
             "arXiv 2401.10774"),
     _method("hydra", "trained heads, each told the tokens drafted before it", "arXiv 2402.05109"),
 )  # fmt: skip
+KINDS = tuple(info.name for info in RECIPES)

@@ -7,7 +7,9 @@ its learner; it is imported when it is wanted. A finished drafter is used by the
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
+import json
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,6 +104,16 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         several = typing.get_origin(wanted) is tuple
         known = "list of numbers such as 2,15,27" if several else getattr(wanted, "__name__", wanted)
         raise InputError(f"setting {name} is {value!r}; it must be a {known}") from None
+
+
+def work_folder(kind: str, target: LoadedModel, data: SelfData, plan: LoopPlan, begin: Path | None) -> Path:
+    """Where a run without a folder of its own keeps its checkpoints: the same for the same run, so that it resumes."""
+    from outrider.models.kept import drafters_folder
+    from outrider.train.selfdata import digest
+
+    about = json.dumps([kind, dataclasses.asdict(plan), digest(data), str(begin or "")])
+    name = f"{target.fingerprint}-{kind}-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+    return drafters_folder().parent / "training" / name
 
 
 def train_drafter(

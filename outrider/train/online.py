@@ -26,7 +26,8 @@ from outrider.draft.eagle3 import Eagle3Source
 from outrider.draft.eagle3_layer import Eagle3Layer
 from outrider.draft.grown import Grown
 from outrider.errors import InputError
-from outrider.models.drafts import packed, read_card, shipped_draft, write_drafter
+from outrider.models.drafts import packed, read_card, write_drafter
+from outrider.models.kept import find_drafter
 from outrider.protocols import Chunk, Context, Scores, StepRecord
 from outrider.target.packed import PackedLinears
 from outrider.train.eagle3 import following, unrolled
@@ -366,7 +367,7 @@ class Adaptation:
         """The network in use as a drafter's folder; its card says what it was adapted from."""
         place, loaded = Path(folder), self.engine.loaded
         named = getattr(self.options, "drafter", "")
-        origin = Path(named) if named else shipped_draft(loaded, KIND)
+        origin = find_drafter(loaded, KIND, named)
         assert origin is not None, "it was loaded from somewhere"
         if place.resolve() == origin.resolve():
             raise InputError(f"{place} holds the drafter that is being adapted; choose another folder")
@@ -374,5 +375,7 @@ class Adaptation:
         taken = [asdict(update) for update in self.updates]
         learnt = {"plan": asdict(self.source.plan), "rows": self.source.rows, "updates": taken}
         recipe = {**card.recipe, "adapted": learnt}
-        write_drafter(place, packed(self.source.net.tensors(), False), replace(card, recipe=recipe, acceptance={}))
+        net = self.source.net
+        card = replace(card, layers=net.shape.layers, shape=net.shape.as_dict(), origin="", date="")
+        write_drafter(place, packed(net.tensors(), False), replace(card, recipe=recipe, acceptance={}))
         return place

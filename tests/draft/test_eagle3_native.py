@@ -20,9 +20,9 @@ SHAPE = Eagle3Shape(48, 6, 2, 16, 100, (0, 1, 2), 120)  # widths that fill no gr
 BASE = 37
 
 
-def network(seed: int = 0, rank: int = 0) -> Eagle3Layer:
+def network(seed: int = 0, rank: int = 0, normed: bool = False) -> Eagle3Layer:
     torch.manual_seed(seed)
-    net = Eagle3Layer(replace(SHAPE, rank=rank), torch.arange(0, 240, 2)).requires_grad_(False)
+    net = Eagle3Layer(replace(SHAPE, rank=rank, normed=normed), torch.arange(0, 240, 2)).requires_grad_(False)
     for weight in net.parameters():
         torch.nn.init.normal_(weight, mean=0.0 if weight.ndim == 2 else 1.0, std=0.2)
     return net
@@ -78,6 +78,14 @@ def test_states_keys_and_laws_are_torchs_but_for_rounding(net: Eagle3Layer) -> N
     features = torch.randn(5, 3 * SHAPE.hidden)
     assert differ(ours.lone.fuse(features), net.fuse(features)) < 0.02
     assert torch.equal(ours._forward([block])[0], got)
+
+
+@torch.inference_mode()
+def test_a_normed_state_flows_past_attention_where_the_shape_says_so(net: Eagle3Layer) -> None:
+    normed, block = network(normed=True), tree_block()
+    got = source(normed, 1)._forward([block])[0]
+    assert differ(got, source(normed)._forward([block])[0]) < 0.02
+    assert differ(got, source(net)._forward([block])[0]) > 0.1
 
 
 @torch.inference_mode()

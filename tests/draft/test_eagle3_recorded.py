@@ -55,15 +55,16 @@ def network(kind: str, loaded: Any) -> Any:
     """Random weights, sharp enough that trees are deep as well as wide."""
     torch.manual_seed(2)
     ids, sizes = torch.arange(0, 52, 2), (32, 4, 2, 8, 48)
-    if kind == "eagle3":
-        layer: Any = Eagle3Layer(Eagle3Shape(*sizes, (0, 1, 2), 26), ids)
+    if kind.startswith("eagle3"):
+        added = {"normed": True, "scaling": (8.0, 1.0, 4.0, 64.0)} if kind == "eagle3, published" else {}
+        layer: Any = Eagle3Layer(Eagle3Shape(*sizes, (0, 1, 2), 26, **added), ids)
     elif kind == "eagle2":
         layer = Eagle2Layer(Eagle3Shape(*sizes, (3,), 26), ids, target_head(loaded, ids))
     else:
         layer = FspadLayer(FspadShape(*sizes, (3,), 26, lift=20, adapter=8), ids, target_head(loaded, ids))
     for weight in layer.parameters():
         if weight.ndim == 2:
-            torch.nn.init.normal_(weight, std=0.3 if kind == "eagle3" else 0.15)
+            torch.nn.init.normal_(weight, std=0.3 if kind.startswith("eagle3") else 0.15)
     return layer.to(DEVICE).requires_grad_(False)
 
 
@@ -163,7 +164,7 @@ def anything(tree: TokenTree, rng: random.Random) -> list[int]:
 
 
 @pytest.mark.parametrize("choose", [everything, nothing, anything])
-@pytest.mark.parametrize("kind", ["eagle3", "eagle2", "fspad"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle3, published", "eagle2", "fspad"])
 def test_the_trees_of_source_and_grower(loaded: Any, kind: str, choose: Choose) -> None:
     drafters = pair(network(kind, loaded), loaded)
     loop = Loop(loaded, drafters, choose)
@@ -177,7 +178,7 @@ def test_the_trees_of_source_and_grower(loaded: Any, kind: str, choose: Choose) 
     assert loop.compared > 35 and not drafters[0]._broken
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle2", "fspad"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle3, published", "eagle2", "fspad"])
 def test_fused_launches_change_nothing(loaded: Any, kind: str) -> None:
     recorded, grown = pair(network(kind, loaded), loaded)
 

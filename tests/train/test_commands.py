@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from outrider.api import Outrider
 from outrider.cli import app
-from outrider.models import LoadedModel
+from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import read_card, shipped_draft
+from outrider.models.kept import drafters_folder, find_drafter
 from outrider.train import loop
 from outrider.train.kinds import KINDS
 from outrider.train.losses import LOSSES
@@ -92,6 +94,36 @@ def test_a_killed_run_goes_on_from_the_last_checkpoint_that_was_asked_for(
         {**point, "seconds": 0} for point in whole["curve"][1:]
     ]
     assert "use 1 or more updates" in refused(*command, str(tmp_path / "x"), "--checkpoint-every", "0")
+
+
+def test_what_was_trained_is_kept_for_its_target_also_without_a_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common, text = ("--model", str(model), "--device", "cpu"), str(tmp_path / "text")
+    run("data", *common, "--tokens", "2k", "--length", "32", "--shard", "64", "--out", text)
+    sizes = "--vocab 40 --unroll 1 --steps 4 --batch 2 --layers 0,1,2 --checkpoint-every 2".split()
+    command, target = ("run", *common, "--data", text, *sizes), load_model(model, device="cpu")
+    assert "name a folder with --out" in refused(*command, "--no-keep")
+    assert run(*command, "--out", str(tmp_path / "apart"), "--no-keep")["kept"] is None
+    assert find_drafter(target, "eagle3") is None
+    steps: list[int] = []
+
+    def killed(step: int) -> None:
+        steps.append(step)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+
+    batch_of = loop.batch_of
+    monkeypatch.setattr(loop, "batch_of", lambda data, plan, step: (killed(step), batch_of(data, plan, step))[1])
+    assert CliRunner().invoke(app, ["train", *command]).exit_code == 130
+    made = run(*command)
+    assert steps == [0, 1, 2, 3, 2, 3] and made["folder"] is None
+    own = find_drafter(target, "eagle3")
+    assert own is not None and own.name == made["kept"] and not any((drafters_folder().parent / "training").iterdir())
+    card = read_card(own)
+    assert card.recipe["data"]["tokens"] > 1000 and card.origin == "outrider train run"
+    weights = [load_file(folder / "model.safetensors") for folder in (own, tmp_path / "apart")]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
 
 
 def test_a_drafter_answers_the_texts_users_and_is_trained_on_it(model: Path, tmp_path: Path) -> None:

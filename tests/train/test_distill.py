@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.errors import InputError, UnknownName
-from outrider.models import LoadedModel
+from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import load_draft, new_draft, own_parameters, read_card
+from outrider.models.kept import find_drafter
 from outrider.train.dialogue import ANSWER
 from outrider.train.distill import DistillPlan, DraftLearner, distill, measure, pick_layers, rows
 from outrider.train.loop import CHECKPOINT, CURVE, Point, batch_of, schedule, split
@@ -148,6 +149,8 @@ def test_the_command_trains_a_model_folder(four_layers: LoadedModel, tmp_path: P
     said = json.loads(result.stdout)
     assert said["layers"] == [0, 3] and [point["step"] for point in said["curve"]] == [0, 2]
     assert read_card(folder).recipe["data"]["length"] == 32
+    own = find_drafter(load_model(tmp_path / "model", device="cpu"))
+    assert own is not None and own.name == said["kept"]
     other = [*command, "--out", str(tmp_path / "other"), "--data", str(folder / "data"), "--length", "16"]
     result = CliRunner().invoke(app, other)
     assert result.exit_code == 0 and "length 32 (asked: 16)" in result.output, result.output
