@@ -17,10 +17,12 @@ from outrider import methods, runtimes
 from outrider.constrain.style import STRENGTH, Style
 from outrider.engine import Engine, Handle
 from outrider.errors import InputError
+from outrider.files import check_writable
 from outrider.generation import Generation
 from outrider.inputs import Message, Prompt, checked_messages, checked_text, items_of, prompt_list, token_ids
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
+from outrider.models.load import default_device, parse_device
 from outrider.params import SamplingArguments, SamplingParams
 from outrider.protocols import Constraint, Needs, Prepares, Recipe, Target
 from outrider.text import token_decoder
@@ -58,8 +60,7 @@ def load(
     and leave it on `close`. `runtime` ("auto") names what runs the model (`outrider doctor` lists them) and `precision`
     the form of its weights, where the runtime has several (None: as the model has them).
     """
-    methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
-    runtimes.check(runtime, precision)
+    check_load(method, options, model=model, device=device, memory=memory, runtime=runtime, precision=precision)
     loaded = load_model(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -68,6 +69,18 @@ def load(
         loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory,
         runtime=runtime, precision=precision,
     )  # fmt: skip
+
+
+def check_load(
+    method: str, options: Mapping[str, Any] | None = None, *, model: Any = "smollm2", device: str | None = None,
+    memory: str | Path | None = None, runtime: str = runtimes.AUTO_NAME, precision: str | None = None,
+) -> None:  # fmt: skip
+    """Refuse now whatever needs no model to be refused: a typo should not cost a model load."""
+    methods.check(method, options)
+    at = getattr(model, "device", None) if device is None else parse_device(device)
+    runtimes.check(runtime, precision, default_device() if at is None else at)
+    if memory is not None:
+        check_writable(Path(memory))
 
 
 class Outrider:

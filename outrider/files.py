@@ -25,6 +25,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a place where `write_atomic` would fail, before work is done that would be lost."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
+
+
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

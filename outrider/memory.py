@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from outrider.errors import InputError
-from outrider.files import write_atomic
+from outrider.files import check_writable, write_atomic
 from outrider.protocols import Drafter, Remembers
 
 log = logging.getLogger("outrider")
@@ -39,8 +39,7 @@ def read_memory(path: Path, model: str) -> Arrays:
 
     A place where nothing could ever be written is refused now, before work is done that would be lost.
     """
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"{path}: cannot keep a memory there; name a file in a folder that exists")
+    check_writable(path)
     if not path.exists():
         return {}
     try:

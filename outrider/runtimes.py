@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel
+from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel, did_you_mean
 from outrider.models.quiet import first_line
 from outrider.protocols import Target
 from outrider.target.eager import TransformersTarget
@@ -126,7 +126,10 @@ def check(runtime: str, precision: str | None, device: torch.device | None = Non
     named = list(RUNTIMES.values()) if runtime == AUTO_NAME else [find(runtime)]
     if precision is not None and not any(precision in r.precisions for r in named):
         known = "; ".join(f"{r.name} has {', '.join(r.precisions)}" for r in RUNTIMES.values() if r.precisions)
-        raise InputError(f"no precision {precision!r} in the runtime {runtime}: {known}; other runtimes follow --dtype")
+        hint = did_you_mean(precision, [p for r in named for p in r.precisions])
+        raise InputError(
+            f"no precision {precision!r} in the runtime {runtime}: {hint}{known}; other runtimes follow --dtype"
+        )
     if device is None or (runtime == AUTO_NAME and precision is None):
         return
     owners = _owners(precision) if runtime == AUTO_NAME else named
@@ -146,7 +149,8 @@ def _owners(precision: str | None) -> list[Runtime]:
 
 def find(name: str) -> Runtime:
     if name not in RUNTIMES:
-        raise UnknownName(f"no runtime {name!r}; known: {', '.join([AUTO_NAME, *RUNTIMES])}")
+        known = [AUTO_NAME, *RUNTIMES]
+        raise UnknownName(f"no runtime {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}")
     return RUNTIMES[name]
 
 

@@ -34,7 +34,8 @@ class Subject:
 
     def speculating(self, nodes: int | None = None) -> Recipe:
         """The method with its whole budget, or less, at every step: a controller that goes quiet would prove little."""
-        own = int(getattr(self.recipe.options, "budget", NODES)) or NODES
+        named = getattr(self.recipe.options, "budget", NODES)
+        own = named if isinstance(named, int) else NODES
         nodes = min(own, nodes or own)
         depth = min(nodes, int(getattr(self.recipe.options, "depth", nodes)))
         return dataclasses.replace(self.recipe, controller=Fixed(Budget(nodes, depth)))

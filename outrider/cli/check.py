@@ -37,14 +37,17 @@ def check(
     interrupted, with the evidence so far.
     """
     check_json(json)
-    from outrider import methods
+    from outrider.api import check_load
     from outrider.check import bugs, gate
     from outrider.models import load_model
     from outrider.prompts import read_prompts
 
     planted = bugs.named(plant_bug) if plant_bug is not None else []
     options = parse_options(model.option)
-    methods.parse_options(methods.find(model.method), options)  # a typo should not cost a model load
+    check_load(
+        model.method, options, device=model.device, memory=model.memory, runtime=model.runtime,
+        precision=model.precision,
+    )  # fmt: skip
     asked = read_prompts(prompts) if prompts else None
     size = gate.QUICK if quick else gate.FULL
     loaded = load_model(

@@ -54,7 +54,7 @@ class ModelOptions:
         import outrider
         from outrider import methods
 
-        methods.parse_options(methods.find(self.method), options)  # a typo should not cost a model load
+        methods.check(self.method, options)
         return outrider.load(
             self.model, method=self.method, device=self.device, dtype=self.dtype, revision=self.revision,
             trust_remote_code=self.trust_remote_code, options=options, memory=self.memory, runtime=self.runtime,
