@@ -121,6 +121,14 @@ def build_draft(model: Any, target: Target, **limits: Any) -> Target:
         return build(model, AUTO[-1], keep=False, **limits)
 
 
+def ran(target: Target, model: Any) -> dict[str, str]:
+    """What reports say of a run: the runtime's name, and the precision of its weights, which may not be the model's."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {
+        "runtime": getattr(target, "runtime", type(target).__name__), "precision": getattr(target, "precision", dtype)
+    }  # fmt: skip
+
+
 def check(runtime: str, precision: str | None, device: torch.device | None = None) -> None:
     """Raise for a name, a precision or a device that cannot be; without a device for what no device can mend."""
     named = list(RUNTIMES.values()) if runtime == AUTO_NAME else [find(runtime)]

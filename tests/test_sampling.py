@@ -173,6 +173,16 @@ def test_ids_beyond_the_vocabulary_are_no_crash() -> None:
     assert history.generated == 1 and history.tokens.tolist() == [1, V + 5, V + 1]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"stop_token_ids": [V]}, {"logit_bias": {V: 1.0}}, {"bad_words": [[1, V]]}, {"prediction": [V]}],
+    ids=lambda given: next(iter(given)),
+)
+def test_asked_for_ids_outside_the_vocabulary_are_refused_with_the_range(given: dict) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(given))} names token id {V}: this model has the ids 0..{V - 1}"):
+        History([1], SamplingParams(**given), V)
+
+
 def test_order_bans_beat_bias_and_constraint_sees_penalised_logits_and_the_whole_context() -> None:
     calls = []
 

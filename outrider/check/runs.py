@@ -93,8 +93,9 @@ def shortened(answers: Sequence[Answer], most: int) -> list[tuple[Job, list[int]
     return out
 
 
-def steps_of(generations: Sequence[Generation]) -> int:
-    return sum(g.stats.steps for g in generations)
+def told(made: Sequence[Generation]) -> tuple[list[list[int]], int, int]:
+    """What a comparison is told of a run: its texts, its steps, and the candidates that were verified."""
+    return [g.token_ids for g in made], sum(g.stats.steps for g in made), sum(g.stats.drafted for g in made)
 
 
 class Recorder:
