@@ -17,13 +17,12 @@ from outrider import methods, runtimes
 from outrider.constrain.style import STRENGTH, Style
 from outrider.engine import Engine, Handle
 from outrider.errors import InputError
-from outrider.files import check_writable
 from outrider.generation import Generation
 from outrider.inputs import Message, Prompt, checked_messages, checked_text, items_of, prompt_list, token_ids
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
-from outrider.models.load import default_device, parse_device
 from outrider.params import SamplingArguments, SamplingParams
+from outrider.preflight import check_load
 from outrider.protocols import Constraint, Needs, Prepares, Recipe, Target
 from outrider.text import token_decoder
 
@@ -65,22 +64,13 @@ def load(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
     limits = {"max_slots": max_slots, "max_context": max_context, "cache_bytes": cache_bytes}
-    return Outrider(
+    made = Outrider(
         loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory,
         runtime=runtime, precision=precision,
     )  # fmt: skip
-
-
-def check_load(
-    method: str, options: Mapping[str, Any] | None = None, *, model: Any = "smollm2", device: str | None = None,
-    memory: str | Path | None = None, runtime: str = runtimes.AUTO_NAME, precision: str | None = None,
-) -> None:  # fmt: skip
-    """Refuse now whatever needs no model to be refused: a typo should not cost a model load."""
-    methods.check(method, options)
-    at = getattr(model, "device", None) if device is None else parse_device(device)
-    runtimes.check(runtime, precision, default_device() if at is None else at)
-    if memory is not None:
-        check_writable(Path(memory))
+    if precision is None:
+        runtimes.advise(model, made.target, loaded.model)
+    return made
 
 
 class Outrider:

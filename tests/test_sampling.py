@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from outrider.errors import EmptySupport
+from outrider.errors import EmptySupport, InputError
 from outrider.sampling import History, SamplingParams, TargetRows, keep_min_p, keep_top_k, keep_top_p
 from outrider.tree import chain, from_paths, root
 

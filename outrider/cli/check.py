@@ -38,9 +38,9 @@ def check(
     interrupted, with the evidence so far.
     """
     check_json(json)
-    from outrider.api import check_load
     from outrider.check import bugs, gate
     from outrider.models import load_model
+    from outrider.preflight import check_load
     from outrider.prompts import read_prompts
 
     planted = bugs.named(plant_bug) if plant_bug is not None else []

@@ -38,7 +38,8 @@ def export(
 
     if to not in FORMATS:
         raise InputError(f"--to {to}: {did_you_mean(to, FORMATS)}use one of {', '.join(FORMATS)}")
-    target = load_model(model or read_card(drafter).target, device="cpu")
+    card = read_card(drafter)
+    target = load_model(model or card.target, device="cpu")
     made = write(drafter, target, to, folder, dtype=parse_dtype(dtype), verifier=verifier, depth=depth)
     if json != STDOUT:
         out().print(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers, one_process
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, check_folders, numbers, one_process
 from outrider.cli.on_policy import on_policy
 from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.replay import replay
-from outrider.cli.shell import STDOUT
+from outrider.cli.shell import STDOUT, resumable
 from outrider.cli.trim import trim
 from outrider.errors import InputError
 from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter
@@ -43,15 +43,21 @@ CheckpointEvery = Annotated[
 MEASURE_EVERY = 100
 
 
+def _own(*names: str, help: str, panel: str = "Settings of all kinds (defaults: outrider train kinds)") -> Any:
+    """A setting of a kind: None means not given, and the kind's own default holds."""
+    return typer.Option(*names, help=help, show_default=False, rich_help_panel=panel)
+
+
 def _some(*names: str, help: str) -> Any:
-    """An option that not every kind has: None means not given, and the kind's own default holds."""
-    return typer.Option(*names, help=help, show_default=False, rich_help_panel="Settings of some kinds")
+    """One that not every kind has."""
+    return _own(*names, help=help, panel="Settings of some kinds (defaults: outrider train kinds)")
 
 
 app = typer.Typer(no_args_is_help=True, help="Make a drafter for a model, from text that the model writes itself.")
 
 
 @app.command()
+@resumable()
 def data(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the text goes, and resumes from.")],
     model: Model = "smollm2",
@@ -122,6 +128,7 @@ def kinds(json: Json = None) -> None:
 
 
 @app.command()
+@resumable()
 def run(
     text: Text,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the drafter goes, and resumes from.")],
@@ -130,11 +137,11 @@ def run(
     ] = None,
     kind: Annotated[str, typer.Option("--kind", help=f"What to train: {', '.join(KINDS)}.")] = "eagle3",
     model: Model = "smollm2",
-    steps: Steps = 3000,
-    batch: Batch = 16,
-    rate: Rate = 1e-3,
-    loss: Annotated[str | None, typer.Option("--loss", help=f"{LOSSES} Not given: the kind's own.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the weights and of the batches.")] = 0,
+    steps: Annotated[int | None, _own("--steps", help="Updates of the drafter.")] = None,
+    batch: Annotated[int | None, _own("--batch", help="Sequences an update.")] = None,
+    rate: Annotated[float | None, _own("--lr", help="Highest learning rate.")] = None,
+    loss: Annotated[str | None, _own("--loss", help=LOSSES)] = None,
+    seed: Annotated[int | None, _own("--seed", help="Of the weights and of the batches.")] = None,
     layers: Annotated[str | None, _some("--layers", help="Whose inputs are read, such as 2,15,27.")] = None,
     vocab: Annotated[int | None, _some("--vocab", help="Tokens the drafter can say.")] = None,
     intermediate: Annotated[int | None, _some("--intermediate", help="Width of its MLP; 0: the target's.")] = None,
@@ -156,11 +163,12 @@ def run(
     GPUs: accelerate launch -m outrider train run ...
     """
     check_json(json)
-    given = {"loss": loss, "layers": layers, "vocab": vocab, "intermediate": intermediate, "unroll": unroll,
-             "eight_bits": eight_bits}  # fmt: skip
+    given = {"steps": steps, "batch": batch, "lr": rate, "loss": loss, "seed": seed, "layers": layers, "vocab": vocab,
+             "intermediate": intermediate, "unroll": unroll, "eight_bits": eight_bits}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
-    plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
+    plan = plan_of(find_kind(kind), given)
+    check_folders(text, begin)
     from outrider.models import load_model
     from outrider.train.crew import crew
     from outrider.train.selfdata import read_data
@@ -212,6 +220,7 @@ def evaluate(
         depth, new, batch, seed=seed,
     )  # fmt: skip
     listed = read_prompts(prompts, limit)
+    check_folders(drafter=drafter)
     target = load_model(model, device=device, dtype=dtype)
     with progress_bar() as show:
         rows = decode(target, drafter, listed, plan, lambda done, of: show(done, of, "decoding"))
@@ -224,6 +233,7 @@ def evaluate(
 
 
 @app.command()
+@resumable()
 def distill(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft goes, and resumes from.")],
     model: Model = "smollm2",

@@ -40,8 +40,8 @@ def setting(default: Any, help: str, least: float | None = None) -> Any:
 class LoopPlan:
     """Settings that all kinds have."""
 
-    steps: int = setting(2000, "updates of the drafter", 0)
-    batch: int = setting(32, "sequences an update", 1)
+    steps: int = setting(3000, "updates of the drafter", 0)
+    batch: int = setting(16, "sequences an update", 1)
     lr: float = setting(1e-3, "highest learning rate", 1e-9)
     warmup: float = setting(0.05, "share of the steps in which the rate rises", 0)
     weight_decay: float = setting(0.01, "of AdamW", 0)
