@@ -35,7 +35,7 @@ STOP_HELP = "drafting ends with the first token whose law has no chance as large
 @dataclass(frozen=True, slots=True)
 class ChainOptions(Options):
     budget: int = budget_option(6)
-    threshold: float = option(0.6, STOP_HELP, least=0, most=1)
+    threshold: float = option(0.6, STOP_HELP, least=0)  # above 1 one token is drafted
     width: int = option(256, "how many of the likeliest tokens a draft row keeps", least=1)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
