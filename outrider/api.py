@@ -23,6 +23,7 @@ from outrider.inputs import Message, Prompt, checked_messages, checked_text, ite
 from outrider.memory import collect, read_memory, recall, write_memory
 from outrider.models import LoadedModel, load_model
 from outrider.params import SamplingArguments, SamplingParams
+from outrider.preflight import check_load
 from outrider.protocols import Constraint, Needs, Recipe, Target
 from outrider.text import token_decoder
 
@@ -60,18 +61,18 @@ def load(
     and leave it on `close`. `runtime` ("auto") names what runs the model (`outrider doctor` lists them) and `precision`
     the form of its weights, where the runtime has several (None: as the model has them).
     """
-    methods.parse_options(methods.find(method), options or {})  # a typo should not cost a model load
-    runtimes.check(runtime, precision)
-    if memory is not None:
-        read_memory(Path(memory))  # nor should a file that is no memory
+    check_load(method, options, model=model, device=device, memory=memory, runtime=runtime, precision=precision)
     loaded = load_model(
         model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
     limits = {"max_slots": max_slots, "max_context": max_context, "cache_bytes": cache_bytes}
-    return Outrider(
+    made = Outrider(
         loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory,
         runtime=runtime, precision=precision,
     )  # fmt: skip
+    if precision is None:
+        runtimes.advise(model, made.target, loaded.model)
+    return made
 
 
 class Outrider:

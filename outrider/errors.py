@@ -3,6 +3,11 @@
 A message names the bad input and the remedy in one line, so that a command line can print it as it is.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class OutriderError(Exception):
     """Something the caller can mend; the message says what and how."""
@@ -38,3 +43,9 @@ class BusyEngine(OutriderError, RuntimeError):
 
 class ClosedEngine(OutriderError, RuntimeError):
     """The engine was closed."""
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """For a message about an unknown name: "did you mean suffix? " where a known one is close, else nothing."""
+    close = get_close_matches(str(name), [str(one) for one in known], n=1)
+    return f"did you mean {close[0]}? " if close else ""

@@ -17,8 +17,10 @@ def check_place(path: Path, name: str) -> None:
         raise InputError(f"{name}: the folder {path.parent} does not exist; create it first")
     if path.exists() and not path.is_file():
         raise InputError(f"{name}: is a device or a pipe; give the name of a file")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{name}: the folder {path.parent} cannot be written; choose another")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(f"{name}: cannot be written ({error.strerror}); choose another file") from None
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import logging
+import math
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outrider.errors import InputError, UnknownName
+from outrider.errors import InputError, UnknownName, did_you_mean
 from outrider.protocols import Recipe, Role, Target
 
 if typing.TYPE_CHECKING:
@@ -56,6 +58,7 @@ class MethodInfo:
     options: type
     build: Callable[[Parts, Any], Recipe]
     file: str = ""
+    places: Callable[[Any], None] = lambda options: None  # refuses options that name a folder or file that is none
     role: Role = Role.FREE  # what it costs to ask its drafter as a part of a mixture
     samples: bool = False  # its candidates are drawn where the rule is coupled to the draft
 
@@ -80,8 +83,33 @@ class MethodInfo:
         }
 
 
-def option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a method: a value out of its range is refused when it is set, which needs no model."""
+
+    def __post_init__(self) -> None:
+        for own in dataclasses.fields(self):
+            _check_range(own.name, getattr(self, own.name), **own.metadata.get("range", {}))
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that do not fit each other."""
+
+
+def option(default: Any, help: str, *, least: float | None = None, most: float | None = None, remedy: str = "") -> Any:
+    """A field of `Options`: what users are told of it, the numbers it takes, and what to say of others."""
+    return field(default=default, metadata={"help": help, "range": {"least": least, "most": most, "remedy": remedy}})
+
+
+def _check_range(
+    name: str, value: Any, least: float | None = None, most: float | None = None, remedy: str = ""
+) -> None:
+    if isinstance(value, bool | str):
+        return
+    low, high = -math.inf if least is None else least, math.inf if most is None else most
+    if not (math.isfinite(value) and low <= value <= high):
+        spans = f"use {least:g} to {most:g}" if least is not None and most is not None else f"use {low:g} or more"
+        raise InputError(f"option {name} is {value}; {remedy or spans}")
 
 
 _METHODS: dict[str, MethodInfo] = {}
@@ -103,8 +131,15 @@ def table() -> list[MethodInfo]:
 def find(name: str) -> MethodInfo:
     _load()
     if name not in _METHODS:
-        raise UnknownName(f"unknown method {name!r}; known methods: {', '.join(_METHODS)}")
+        hint = did_you_mean(name, _METHODS)
+        raise UnknownName(f"unknown method {name!r}; {hint}known methods: {', '.join(_METHODS)}")
     return _METHODS[name]
+
+
+def check(name: str, options: Mapping[str, Any] | None = None) -> None:
+    """Refuse what needs no model to be refused: a typo should not cost a model load."""
+    info = find(name)
+    info.places(parse_options(info, options or {}))
 
 
 def build(name: str, parts: Parts, options: Mapping[str, Any] | None = None) -> Recipe:
@@ -128,33 +163,50 @@ def parse_options(info: MethodInfo, given: Mapping[str, Any]) -> Any:
         name = given_name.removeprefix(f"{info.name}.")  # `mix.drafter` is `drafter` of mix
         if name not in known:
             listed = ", ".join(sorted(known)) or "none"
-            raise UnknownName(f"method {info.name} has no option {name!r}; its options: {listed}")
+            hint = did_you_mean(name, known)
+            raise UnknownName(f"method {info.name} has no option {name!r}; {hint}its options: {listed}")
         values[name] = _convert(f"option {name} of {info.name}", value, hints[name])
     return info.options(**values)
 
 
 def _convert(what: str, value: Any, kind: Any) -> Any:
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            raise InputError(f"{what} is {value!r}; use one of {', '.join(map(str, choices))}")
+    words = _words(kind)
+    if isinstance(value, str) and value in words:
         return value
+    if typing.get_origin(kind) is Literal:
+        raise InputError(f"{what} is {value!r}; {did_you_mean(value, words)}use one of {', '.join(words)}")
     if kind is bool:
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        meant = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         if isinstance(value, bool):
             return value
-        if str(value).lower() in words:
-            return words[str(value).lower()]
+        if str(value).lower() in meant:
+            return meant[str(value).lower()]
         raise InputError(f"{what} is {value!r}; use true or false")
+    wanted = next((own for own in typing.get_args(kind) if own in (int, float)), kind)  # of a number or a word
     try:
-        return kind(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{what} is {value!r}; it must be a {_type_name(kind)}") from None
+        if isinstance(value, bool) or (wanted is int and isinstance(value, float) and not value.is_integer()):
+            raise ValueError
+        if wanted is str and not isinstance(value, str | os.PathLike | int | float):
+            raise TypeError
+        return wanted(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{what} is {value!r}; it must be {' or '.join([_article(wanted), *words])}") from None
+
+
+def _words(kind: Any) -> list[str]:
+    """What may be said in words: the choices of a Literal, alone or beside a number."""
+    literals = [kind, *typing.get_args(kind)]
+    return [word for own in literals if typing.get_origin(own) is Literal for word in typing.get_args(own)]
+
+
+def _article(kind: Any) -> str:
+    return {int: "a whole number", float: "a number", str: "text"}.get(kind, f"a {_type_name(kind)}")
 
 
 def _type_name(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "|".join(map(str, typing.get_args(kind)))
+    if words := _words(kind):
+        numbers = [own.__name__ for own in typing.get_args(kind) if isinstance(own, type)]
+        return "|".join([*numbers, *words])
     if isinstance(kind, types.UnionType):
         return str(kind)
     return str(getattr(kind, "__name__", kind))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import TypedDict, Unpack
 
-from outrider.errors import InputError
+from outrider.errors import InputError, did_you_mean
 
 COLDEST = 1e-5  # below it float32 logits divided by the temperature carry no more than the argmax does
 
@@ -134,7 +134,10 @@ class SamplingParams:
         """These parameters with some changed, checked again."""
         unknown = [name for name in changes if name not in self.__slots__]
         if unknown:
-            raise InputError(f"unknown sampling parameter {', '.join(unknown)}; known: {', '.join(self.__slots__)}")
+            hint = did_you_mean(unknown[0], self.__slots__)
+            raise InputError(
+                f"unknown sampling parameter {', '.join(unknown)}; {hint}known: {', '.join(self.__slots__)}"
+            )
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def _set(self, name: str, value: object) -> None:

@@ -63,9 +63,10 @@ class History:
             ("logit_bias", params.logit_bias),
             ("bad_words", sum(params.bad_words, ())),
             ("prediction", params.prediction),
+            ("stop_token_ids", params.stop_token_ids),
         ):
             if (largest := max(ids, default=0)) >= vocab_size:
-                raise InputError(f"{name} names token id {largest}: the largest id of this model is {vocab_size - 1}")
+                raise InputError(f"{name} names token id {largest}: this model has the ids 0..{vocab_size - 1}")
 
     @property
     def tokens(self) -> NDArray[np.int64]:

@@ -30,9 +30,8 @@ from outrider import dropin, methods
 from outrider.control.fixed import Fixed
 from outrider.draft.forced import Forced
 from outrider.errors import OutriderError
-from outrider.methods import MethodInfo, Parts
+from outrider.methods import MethodInfo, Options, Parts
 from outrider.protocols import Budget, Recipe
-from outrider.recipes.basic import NoOptions
 from outrider.verify.invariant import Invariant
 
 VOCAB, CONTEXT, PAD, EOS = 61, 96, 0, 2
@@ -182,7 +181,7 @@ def accept_all() -> Iterator[Callable[[Tensor, int], dict[str, Any]]]:
             answers[tuple(token for token in row[:width] if token != PAD)] = row[width:]
         return {"method": "replay"}
 
-    methods.register(MethodInfo("replay", "", "", "test", True, "nothing", NoOptions, build))
+    methods.register(MethodInfo("replay", "", "", "test", True, "nothing", Options, build))
     yield replay
     del methods._METHODS["replay"]
 

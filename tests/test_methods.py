@@ -49,8 +49,8 @@ def test_options_are_typed_from_text_and_from_python() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budgte": 3}, "no option 'budgte'; its options: budget"),
-        ({"budget": "many"}, "option budget of prompt-lookup is 'many'; it must be a int"),
+        ({"budgte": 3}, "no option 'budgte'; did you mean budget\\? its options: budget"),
+        ({"budget": "many"}, "option budget of prompt-lookup is 'many'; it must be a whole number"),
         ({"controller": "maybe"}, "use one of payoff, fixed"),
     ],
 )
@@ -95,8 +95,8 @@ def test_installed_packages_register_through_the_entry_point_and_a_broken_one_is
     assert "bad could not be loaded" in caplog.text
 
 
-@pytest.mark.parametrize(("device", "given", "nodes"), [("cpu", 0, 32), ("cuda", 0, 63), ("cuda", 8, 8)])
-def test_mix_drafts_wider_where_wide_steps_cost_little(tiny_llama, device: str, given: int, nodes: int) -> None:
+@pytest.mark.parametrize(("device", "given", "nodes"), [("cpu", "auto", 32), ("cuda", "auto", 63), ("cuda", 8, 8)])
+def test_mix_drafts_wider_where_wide_steps_cost_little(tiny_llama, device: str, given: int | str, nodes: int) -> None:
     target = SimpleNamespace(device=torch.device(device), vocab_size=64, traits=Traits())
     parts = methods.Parts(target, tiny_llama, lambda name: None, lambda model: None)
     recipe = methods.build("mix", parts, {"parts": "suffix,predicted", "size": "budget", "budget": given})
@@ -119,16 +119,16 @@ def test_mix_puts_a_table_beside_a_trained_drafter_only_where_trees_are_wide(
     target = SimpleNamespace(device=torch.device("cuda" if wide else "cpu"), vocab_size=64, traits=Traits())
     asked, make = list[str](), mixed._drafter  # any cheap drafter stands in for those that were asked for
     suffix = methods.find("suffix")
-    monkeypatch.setattr(mixed, "_drafter", lambda own, info, *rest: asked.append(info.name) or make(own, suffix, *rest))
+    monkeypatch.setattr(mixed, "_drafter", lambda own, info, *rest: asked.append(info.name) or make(own, suffix, {}))
     methods.build("mix", methods.Parts(target, tiny_llama, lambda name: None, lambda model: None), {"size": "budget"})
     assert ",".join(asked) == parts
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "most", "breadth"), [("cpu", 0, 6, 1), ("cuda", 0, 24, 4), ("cpu", 9, 9, 1)]
+    ("device", "given", "most", "breadth"), [("cpu", "auto", 6, 1), ("cuda", "auto", 24, 4), ("cpu", 9, 9, 1)]
 )
 def test_a_trained_drafter_drafts_wider_where_wide_steps_cost_little(
-    monkeypatch, tiny_llama, device: str, given: int, most: int, breadth: int
+    monkeypatch, tiny_llama, device: str, given: int | str, most: int, breadth: int
 ) -> None:
     net = torch.nn.Linear(2, 2)
     monkeypatch.setattr(trained, "drafter_of", lambda parts, kind, named: net)

@@ -46,7 +46,7 @@ def add(monkeypatch: pytest.MonkeyPatch, obstacle: str = "", refuse: str = "", m
 
 def test_a_runtime_is_found_by_name_and_a_typo_lists_them(model: Any) -> None:
     assert type(build(model, "eager")) is TransformersTarget
-    with pytest.raises(UnknownName, match="no runtime 'egaer'; known: auto, .*eager"):
+    with pytest.raises(UnknownName, match="no runtime 'egaer'; did you mean eager. known: auto, .*eager"):
         build(model, "egaer")
 
 

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from outrider.errors import EmptySupport
+from outrider.errors import EmptySupport, InputError
 from outrider.sampling import History, SamplingParams, TargetRows, keep_min_p, keep_top_k, keep_top_p
 from outrider.tree import chain, from_paths, root
 
@@ -171,6 +171,16 @@ def test_ids_beyond_the_vocabulary_are_no_crash() -> None:
     rows = TargetRows(logits_of(0).expand(3, V), tree, history)
     assert all(rows.probs(node).shape == (V,) for node in range(3))
     assert history.generated == 1 and history.tokens.tolist() == [1, V + 5, V + 1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"stop_token_ids": [V]}, {"logit_bias": {V: 1.0}}, {"bad_words": [[1, V]]}, {"prediction": [V]}],
+    ids=lambda given: next(iter(given)),
+)
+def test_asked_for_ids_outside_the_vocabulary_are_refused_with_the_range(given: dict) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(given))} names token id {V}: this model has the ids 0..{V - 1}"):
+        History([1], SamplingParams(**given), V)
 
 
 def test_order_bans_beat_bias_and_constraint_sees_penalised_logits_and_the_whole_context() -> None:

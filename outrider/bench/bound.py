@@ -26,7 +26,7 @@ from outrider.errors import InputError
 from outrider.grow.chain import Chain
 from outrider.grow.kary import KAry
 from outrider.grow.top_plus_one import TopPlusOne
-from outrider.methods import find, parse_options
+from outrider.methods import check, find, parse_options
 from outrider.models.kept import find_drafter
 from outrider.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.params import SamplingParams
@@ -160,7 +160,7 @@ def bound(
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Options of the drafting method, refused early; the rule that draws is what makes its drafter sample."""
     asked = {**options, "verifier": "rejection"}
-    parse_options(find(METHOD), asked)
+    check(METHOD, asked)
     return asked
 
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape as plain
 from rich.text import Text
 
-from outrider.bench.report import html_table, on_machine, page, paragraphs, pictures, rich_table
+from outrider.bench.report import html_table, on_machine, page, paragraphs, pictures, ran_in, rich_table
 
 Figures = Mapping[str, Any]
 SHAPES = ("shape", "drawn", "nodes", "rule", "tokens a step", "over the token-level rule")
@@ -76,7 +76,7 @@ def headlines(result: Figures) -> list[str]:
     s = result["settings"]
     cuts = "".join(f", {name} {s[name]}" for name, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)) if s[name] != off)
     return [
-        f"{s['model']} in {s['dtype']} on {s['device']}, draft: {s['draft']}, rows of {s['width']} · "
+        f"{ran_in(s)}, draft: {s['draft']}, rows of {s['width']} · "
         f"{result['positions']} positions in {result['texts']} texts ({s['prompts']}{', raw' if s['raw'] else ''}) · "
         f"temperature {s['temperature']}{cuts}, seed {s['seed']}",
         on_machine(result["machine"]),

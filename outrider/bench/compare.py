@@ -22,6 +22,7 @@ from outrider.errors import InputError, OutriderError
 from outrider.noise import fresh_seed
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
+from outrider.runtimes import ran
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -333,6 +334,7 @@ def common_settings(engine: Outrider, params: SamplingParams) -> dict[str, Any]:
     return {
         "device": str(engine.target.device),
         "dtype": str(engine.loaded.model.dtype).removeprefix("torch."),
+        **ran(engine.target, engine.loaded.model),
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_k": params.top_k,

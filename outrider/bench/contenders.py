@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from outrider import methods
 from outrider._version import __version__
 from outrider.bench.floor import runtime_traffic
 from outrider.bench.machine import peak_bytes, reset_peak
-from outrider.errors import InputError, UnknownName
+from outrider.errors import InputError, UnknownName, did_you_mean
 from outrider.generation import Generation, Stats
 from outrider.params import SamplingParams
 from outrider.protocols import Recipe, Remembers
@@ -85,10 +85,11 @@ class Spec:
     options: dict[str, Any]
 
 
-def parse_specs(names: str, options: Mapping[str, Any] | None = None) -> list[Spec]:
+def parse_specs(names: str, options: Mapping[str, Any] | None = None, lenient: Collection[str] = ()) -> list[Spec]:
     """`plain,prompt-lookup,wide=prompt-lookup` with options such as {"wide.budget": 32}. Plain is always the first.
 
-    Names and options are checked here: a typo should not cost a model load.
+    Names and options are checked here: a typo should not cost a model load. Those of `lenient` may lack what they need,
+    such as a drafter: they were not asked for one by one.
     """
     pairs = [(label.strip(), method.strip() or label.strip()) for label, _, method in _split(names)]
     if not pairs:
@@ -105,7 +106,10 @@ def parse_specs(names: str, options: Mapping[str, Any] | None = None) -> list[Sp
     given = _by_label(options or {}, labels)
     specs = [Spec(label, method, given[label]) for label, method in pairs]
     for spec in specs:
-        methods.parse_options(methods.find(spec.method), spec.options)
+        if spec.label in lenient and not spec.options:
+            methods.find(spec.method)
+        else:
+            methods.check(spec.method, spec.options)
     return specs
 
 
@@ -166,6 +170,7 @@ def _by_label(options: Mapping[str, Any], labels: Sequence[str]) -> dict[str, di
         if not dot or not key:
             raise InputError(f"option {name}: say whose it is, as in {labels[-1]}.{name}={value}")
         if label not in given:
-            raise UnknownName(f"option {name}: {label!r} is not compared; compared are {', '.join(labels)}")
+            hint = did_you_mean(label, labels)
+            raise UnknownName(f"option {name}: {label!r} is not compared; {hint}compared are {', '.join(labels)}")
         given[label][key] = value
     return given

@@ -18,7 +18,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from outrider.errors import InputError, UnknownName
+from outrider.errors import InputError, UnknownName, did_you_mean
 
 READY, ERROR, LOG = "ready.json", "error.txt", "setup.log"
 TAIL = 12  # last lines of a log that are told
@@ -61,7 +61,7 @@ PEERS = {
 
 def find_peer(name: str) -> PeerInfo:
     if name not in PEERS:
-        raise UnknownName(f"unknown peer {name!r}; known peers: {', '.join(PEERS)}")
+        raise UnknownName(f"unknown peer {name!r}; {did_you_mean(name, PEERS)}known peers: {', '.join(PEERS)}")
     return PEERS[name]
 
 

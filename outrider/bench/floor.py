@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outrider.runtimes import ran
+
 if TYPE_CHECKING:
     from outrider.api import Outrider
 
@@ -53,11 +55,10 @@ def traffic(model: Any) -> dict[str, Any]:
 
 def runtime_traffic(engine: Outrider) -> dict[str, Any]:
     """Likewise as the engine's runtime holds the weights, with the name of that form as `dtype`."""
-    facts, dtype = traffic(engine.loaded.model), str(engine.loaded.model.dtype).removeprefix("torch.")
-    traits = engine.target.traits
-    if traits.weight_bytes:
-        facts["weight_bytes"] = traits.weight_bytes
-    return facts | {"dtype": traits.precision or dtype}
+    facts = traffic(engine.loaded.model)
+    if held := engine.target.traits.weight_bytes:
+        facts["weight_bytes"] = held
+    return facts | {"dtype": ran(engine.target, engine.loaded.model)["precision"]}
 
 
 def cache_bytes(config: Any, size: int) -> int:

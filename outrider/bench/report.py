@@ -90,9 +90,13 @@ def headlines(result: Figures) -> list[str]:
     prompts = f"{count} prompts ({s['prompts']}{', raw' if s['raw'] else ''})"
     length = f"{s['max_new_tokens']} new tokens"
     return [
-        f"{s['model']} in {s['dtype']} on {s['device']} · {prompts} · {length} · {sampling} · {runs}",
+        f"{ran_in(s)} · {prompts} · {length} · {sampling} · {runs}",
         on_machine(result["machine"]),
     ]  # fmt: skip
+
+
+def ran_in(s: Figures) -> str:
+    return f"{s['model']} in {s['precision']} by {s['runtime']} on {s['device']}"
 
 
 def on_machine(m: Figures) -> str:

@@ -27,6 +27,7 @@ from outrider.bench.ties import classified
 from outrider.errors import InputError
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
+from outrider.runtimes import ran
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -171,6 +172,7 @@ def identity(engine: Outrider, bench: Bench, contenders: Sequence[Contender]) ->
         "model": engine.loaded.fingerprint,
         "device": engine.target.device.type,
         "dtype": str(engine.loaded.model.dtype).removeprefix("torch."),
+        **ran(engine.target, engine.loaded.model),
         "max_context": engine.target.max_context,
         "suites": {suite.name: _digest(suite.prompts) for suite in bench.suites},
         "systems": [{k: v for k, v in _system(c).items() if k != "facts"} for c in contenders],

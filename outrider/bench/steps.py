@@ -16,6 +16,7 @@ from outrider.bench.floor import bandwidth, floor_seconds, runtime_traffic
 from outrider.bench.machine import machine
 from outrider.bench.report import html_table, on_machine, page, paragraphs, pictures, rich_table
 from outrider.control.cost import measure
+from outrider.runtimes import ran
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -45,6 +46,7 @@ def measured_steps(
                 })  # fmt: skip
     return {
         "model": engine.loaded.name.rpartition("/")[2], "device": str(engine.target.device),
+        "runtime": ran(engine.target, engine.loaded.model)["runtime"],
         "bandwidth": rate, **facts, "steps": table, "machine": machine(),
     }  # fmt: skip
 
@@ -60,8 +62,9 @@ def step_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 def headlines(result: Mapping[str, Any]) -> list[str]:
     weights = f"{result['weight_bytes'] / 1e6:.0f} MB of weights" if result.get("weight_bytes") else "weights unknown"
+    by = f" by {result['runtime']}" if "runtime" in result else ""
     return [
-        f"{result['model']} in {result['dtype']} on {result['device']} · {weights} · "
+        f"{result['model']} in {result['dtype']}{by} on {result['device']} · {weights} · "
         f"bandwidth {result['bandwidth'] / 1e9:.1f} GB/s",
         on_machine(result["machine"]),
     ]

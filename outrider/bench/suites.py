@@ -16,7 +16,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from outrider.errors import InputError, UnknownName
+from outrider.errors import InputError, UnknownName, did_you_mean
 from outrider.files import write_atomic
 from outrider.prompts import Prompt, built_in_prompts, read_prompts, read_text
 
@@ -52,7 +52,8 @@ def find(spec: str) -> Suite:
     if Path(spec).suffix in (".jsonl", ".json") or Path(spec).exists():
         return Suite(Path(spec).stem, read_prompts(spec))
     known = ", ".join([*NEED_NOTHING, "spec_bench[:FILE]", *(f"{n}:FILE" for n in FROM_TEXT), "FILE.jsonl"])
-    raise UnknownName(f"unknown suite {spec!r}; known suites: {known}")
+    hint = did_you_mean(name, [*NEED_NOTHING, "spec_bench", *FROM_TEXT])
+    raise UnknownName(f"unknown suite {spec!r}; {hint}known suites: {known}")
 
 
 def synthetic(count: int = 8, seed: int = 0) -> list[Prompt]:

@@ -17,7 +17,7 @@ from outrider.bench.contenders import BASELINE, Contender, Spec, method_contende
 from outrider.bench.environments import PEERS, PeerInfo, find_peer, installed_peers, python_of
 from outrider.bench.peer import PeerRunner, Processes
 from outrider.bench.twin import Kind, twin_gguf
-from outrider.errors import InputError
+from outrider.errors import InputError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -54,24 +54,35 @@ class Asked:
 def parse_systems(names: str, options: Mapping[str, Any] | None = None) -> Asked:
     """Names and options are checked here: a typo should not cost a model load."""
     ours: list[str] = []
+    every: list[str] = []
     peers: dict[str, PeerSpec] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
         head, _, mode = name.partition(":")
         if name in ("methods", "all"):
-            ours += [info.name for info in methods.table() if info.family != YARDSTICKS]
+            every = [info.name for info in methods.table() if info.family != YARDSTICKS]
+            ours += every
         elif head in PEERS:
             _add(peers, find_peer(head), mode)
         elif name != "peers":
+            _known(name.partition("=")[2] or name)
             ours.append(name)
         if name in ("peers", "all"):
             for info in installed_peers():
                 _add(peers, info, "")
-    return Asked(parse_specs(",".join(dict.fromkeys(ours)) or BASELINE, options), list(peers.values()))
+    return Asked(parse_specs(",".join(dict.fromkeys(ours)) or BASELINE, options, every), list(peers.values()))
+
+
+def _known(name: str) -> None:
+    known = [info.name for info in methods.table()]
+    if name.strip() not in known:
+        systems = [*known, *PEERS, "methods", "peers", "all"]
+        raise UnknownName(f"unknown system {name!r}; {did_you_mean(name, systems)}known systems: {', '.join(systems)}")
 
 
 def _add(peers: dict[str, PeerSpec], info: PeerInfo, mode: str) -> None:
     if mode and mode not in info.modes:
-        raise InputError(f"{info.name} has no mode {mode!r}; its modes: {', '.join(info.modes)}")
+        hint = did_you_mean(mode, info.modes)
+        raise InputError(f"{info.name} has no mode {mode!r}; {hint}its modes: {', '.join(info.modes)}")
     for one in dict.fromkeys((info.modes[0], mode)) if mode else info.modes:
         spec = PeerSpec(info, one)
         peers[spec.label] = spec

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from outrider.errors import UnknownName
+from outrider.errors import UnknownName, did_you_mean
 from outrider.noise import StreamNoise, text_hash
 from outrider.protocols import Noise, Recipe, Target
 from outrider.sequence import Running
@@ -138,5 +138,6 @@ def named(name: str) -> list[Bug]:
     if name == ALL:
         return list(BUGS.values())
     if name not in BUGS:
-        raise UnknownName(f"unknown bug {name!r}; use one of {', '.join(BUGS)}, or no name for all")
+        hint = did_you_mean(name, BUGS)
+        raise UnknownName(f"unknown bug {name!r}; {hint}use one of {', '.join(BUGS)}, or no name for all")
     return [BUGS[name]]

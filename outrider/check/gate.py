@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider import runtimes
+from outrider import methods, runtimes
 from outrider.api import Outrider
 from outrider.check import dependent, exhaustive
 from outrider.check.bugs import Bug
@@ -23,7 +23,7 @@ from outrider.check.martingale import Martingale, run_martingale
 from outrider.check.reference import Answer, Job, Plain, RuntimePlain, Watch
 from outrider.check.runs import Subject
 from outrider.check.seeded import run_seeded, seeded_jobs
-from outrider.check.ties import Comparison, Precision, measure
+from outrider.check.ties import FORCED_TREES, Comparison, Precision, measure
 from outrider.check.toy_methods import coupled_methods, one_a_family
 from outrider.errors import InputError
 from outrider.models import LoadedModel
@@ -49,6 +49,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
     REFUTED = "refuted"
     SKIPPED = "skipped"  # says nothing about this method; the summary says why
+    VACUOUS = "vacuous"  # nothing spoke against it, but the method proposed nothing that could have
     INCOMPLETE = "incomplete"
 
 
@@ -77,12 +78,13 @@ class Part:
     outcome: Outcome = Outcome.INCOMPLETE
     summary: str = ""
     seconds: float = 0.0
+    proposed: int | None = None  # candidates of the method's own that were looked at; None: the part looks at none
     _evidence: Callable[[], dict[str, Any]] = dict  # read when asked for, so that an interrupted part has its own too
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "name": self.name, "outcome": str(self.outcome), "summary": self.summary, "seconds": self.seconds,
-            "evidence": self._evidence(),
+            "name": self.name, "outcome": str(self.outcome), "summary": self.summary, "proposed": self.proposed,
+            "seconds": self.seconds, "evidence": self._evidence(),
         }  # fmt: skip
 
 
@@ -125,13 +127,26 @@ class Report:
         return "same output"
 
     @property
+    def hint(self) -> str:
+        """What a reader must know before believing the verdict; empty where the method was put to the test."""
+        counts = [part.proposed for part in self.parts if part.proposed is not None]
+        if not self.settings.get("speculates") or not counts or any(counts):
+            return ""
+        needs = self.settings["needs"]
+        given = "other prompts (--prompts)" if needs == "nothing" else f"what it needs ({needs})"
+        return (
+            f"{self.settings['method']} proposed nothing in any run: plain decoding was tested, and the rule on trees "
+            f"of the gate's own, but not its drafting; give it {given}"
+        )
+
+    @property
     def status(self) -> int:
         """What a process should exit with."""
         return 130 if self.interrupted else 0 if self.verdict == "same output" else 1
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "verdict": self.verdict, "settings": self.settings, "seconds": self.seconds,
+            "verdict": self.verdict, "hint": self.hint, "settings": self.settings, "seconds": self.seconds,
             "parts": [part.as_dict() for part in self.parts], "bugs": [planted.as_dict() for planted in self.bugs],
         }  # fmt: skip
 
@@ -161,12 +176,13 @@ def check(
     })  # fmt: skip
     limits = {"max_slots": SLOTS, "max_context": min(CONTEXT, context_limit(loaded.model.config)[0])}
     with Outrider(loaded, method, options, limits, strict=True, runtime=runtime, precision=precision) as engine:
-        report.settings |= {"runtime": engine.target.traits.runtime or runtime, "precision": precision}
+        report.settings |= runtimes.ran(engine.target, loaded.model)
         try:
             gate = _Gate(engine, _prompt_ids(engine, prompts, size, seed), size, seed, watch)
             report.settings |= {
                 "verifier": gate.subject.recipe.verifier.name, "lossless_by_registry": gate.subject.recipe.lossless,
-                "prompts": [name for name, _ in gate.prompts],
+                "prompts": [name for name, _ in gate.prompts], "speculates": gate.subject.speculates,
+                "needs": methods.find(method).needs,
             }  # fmt: skip
             wanted = PARTS if not bugs else [part for part in PARTS if any(part in bug.parts for bug in bugs)]
             for name in wanted:
@@ -281,18 +297,7 @@ class _Gate:
         comparison = Comparison(precision, answers)
         part._evidence = comparison.as_dict
         run(comparison, self.subject, answers, self.size.forced_tokens, self._labelled(part.name))
-        tokens, ties = sum(r.tokens for r in comparison.runs), comparison.ties
-        part.summary = f"{len(comparison.runs)} runs, {tokens} tokens, noise bound {precision.bound:.1e}: " + (
-            f"{ties} near ties of {comparison.tie_limit} allowed" if ties else "all identical"
-        )
-        if comparison.refuting:
-            d = comparison.refuting[0]
-            part.summary = (
-                f"{len(comparison.refuting)} texts differ; first: {d.run}, {d.job}, token {d.position}, "
-                f"margin {d.margin:.1e} against a noise of {precision.bound:.1e}"
-            )
-        elif not comparison.passed:
-            part.summary = f"{ties} near ties where at most {comparison.tie_limit} were to be expected"
+        part.summary, part.proposed = comparison.summary(self.subject.speculates), comparison.proposed
         part.outcome = Outcome.PASSED if comparison.passed else Outcome.REFUTED
 
     def _run_martingale(self, part: Part) -> None:
@@ -303,13 +308,10 @@ class _Gate:
             run_martingale(sums, self.subject, self._sampled_jobs(turn), 2 if turn else None, watch)
             if not (coupled and sums.drafted) or sums.best_power >= ENOUGH_POWER:
                 break
-        largest = max(sums.statistics.values(), key=lambda s: abs(s.z))
-        power = f", power {sums.best_power:.4f} against a wrong residual" if coupled and sums.drafted else ""
-        part.summary = (
-            f"{sums.tokens} tokens, {sums.drafted} of them drafted for; largest |z| {abs(largest.z):.1f} "
-            f"({largest.name}), refuted above {sums.threshold:.1f}{power}"
-        )
-        part.outcome = Outcome.PASSED if sums.passed else Outcome.REFUTED
+        speculates = self.subject.speculates
+        part.summary, part.proposed = sums.summary(coupled, speculates), sums.offered
+        silent = speculates and not sums.offered
+        part.outcome = Outcome.REFUTED if not sums.passed else Outcome.VACUOUS if silent else Outcome.PASSED
 
     # What they share
 
@@ -376,7 +378,7 @@ def _shows_in_the_method(part: Part) -> bool:
     if part.outcome is not Outcome.REFUTED:
         return False
     runs = [d["run"] for d in part._evidence().get("divergences", ()) if not d["tie"]]
-    return not runs or any(not run.startswith("forced") for run in runs)
+    return not runs or any(not run.startswith(FORCED_TREES) for run in runs)
 
 
 def _prompt_ids(

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from outrider.check.reference import Answer, Job, Watch
-from outrider.check.runs import FORCED, Subject, one_by_one, shortened, steps_of, together
-from outrider.check.ties import Comparison
+from outrider.check.runs import FORCED, Subject, one_by_one, shortened, together, told
+from outrider.check.ties import FORCED_TREES, Comparison
 from outrider.params import SamplingArguments, SamplingParams
 from outrider.protocols import Recipe
 
@@ -34,17 +34,17 @@ def run_greedy(
     ending = [(dataclasses.replace(a.job, params=a.job.params.with_(ignore_eos=False)), a) for a in answers]
     made = together(engine, [(job, recipe) for job, _ in ending], "as configured, batch", watch)
     wanted = [(a, until_end(a.tokens, engine.eos_ids)) for _, a in ending]
-    comparison.add("method as configured, ragged batch", wanted, [g.token_ids for g in made], steps_of(made))
+    comparison.add("method as configured, ragged batch", wanted, *told(made))
 
     if subject.speculates:
         alone = shortened(answers, forced_tokens)
         made = one_by_one(engine, [(job, subject.speculating()) for job, _ in alone], "always speculating", watch)
         wanted = [(a, want) for a, (_, want) in zip(answers, alone, strict=True)]
-        comparison.add("method always speculating, one by one", wanted, [g.token_ids for g in made], steps_of(made))
+        comparison.add("method always speculating, one by one", wanted, *told(made))
         batch = shortened(answers, len(answers[0].tokens))
         made = together(engine, [(job, subject.speculating()) for job, _ in batch], "always speculating, batch", watch)
         wanted = [(a, want) for a, (_, want) in zip(answers, batch, strict=True)]
-        comparison.add("method always speculating, ragged batch", wanted, [g.token_ids for g in made], steps_of(made))
+        comparison.add("method always speculating, ragged batch", wanted, *told(made))
 
     add_forced(comparison, subject, answers, forced_tokens, FORCED, watch)
 
@@ -59,7 +59,7 @@ def add_forced(
         pairs: list[tuple[Job, Recipe]] = [(job, subject.forced(a, accept, decoys)) for a, (job, _) in batch]
         made = together(subject.engine, pairs, f"forced drafter, {kind}", watch)
         wanted = [(a, want) for a, (_, want) in batch]
-        comparison.add(f"forced {kind} trees", wanted, [g.token_ids for g in made], steps_of(made))
+        comparison.add(f"{FORCED_TREES} {kind} trees", wanted, *told(made))
 
 
 def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -88,7 +88,8 @@ class Martingale:
     statistics: dict[str, Statistic] = field(default_factory=dict)
     texts: int = 0
     tokens: int = 0
-    drafted: int = 0  # tokens at whose place something was sampled from a draft row
+    offered: int = 0  # tokens at whose place a candidate stood
+    drafted: int = 0  # those of them at whose place something was sampled from a draft row
     impossible: int = 0  # tokens to which the recomputed law gives no probability
 
     @property
@@ -113,6 +114,22 @@ class Martingale:
     @property
     def best_power(self) -> float:
         return max((self.power(s) for s in self.statistics.values()), default=0.0)
+
+    def summary(self, coupled: bool, speculates: bool) -> str:
+        """What was found, over how many candidates, and what it says of the rule."""
+        largest = max(self.statistics.values(), key=lambda s: abs(s.z))
+        found = f"largest |z| {abs(largest.z):.1f} ({largest.name}), refuted above {self.threshold:.1f}"
+        if not speculates:
+            return f"{self.tokens} tokens of plain decoding; {found}"
+        if not self.offered:
+            return f"{self.tokens} tokens, and the method proposed nothing at any: plain decoding alone; {found}"
+        stood = f"{self.tokens} tokens, candidates stood at {self.offered} of them"
+        if not coupled:
+            return f"{stood}; {found}; this rule asks no draft for probabilities: see exhaustive and seeded"
+        if not self.drafted:
+            return f"{stood}, all chosen and none drawn; {found}; for what rejected draws leave see exhaustive"
+        power = f"power {self.best_power:.4f} against a wrong residual"
+        return f"{stood}, drawn from a draft at {self.drafted}; {found}, {power}"
 
     def add(self, plain: Plain, sample: Sample) -> None:
         params = sample.job.params
@@ -158,7 +175,8 @@ class Martingale:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "texts": self.texts, "tokens": self.tokens, "drafted": self.drafted, "impossible_tokens": self.impossible,
+            "texts": self.texts, "tokens": self.tokens, "offered": self.offered, "drafted": self.drafted,
+            "impossible_tokens": self.impossible,
             "false_alarm": FALSE_ALARM, "threshold": self.threshold, "power_against_wrong_residual": self.best_power,
             "statistics": [
                 {"name": s.name, "tokens": s.tokens, "z": s.z, "z_if_residual_wrong": s.z_if_wrong,
@@ -199,16 +217,20 @@ def run_martingale(sums: Martingale, subject: Subject, jobs: Sequence[Job], node
         tokens = handle.result().token_ids
         steps = recorder.steps_of(handle.sequences[0].history) if recorder else []
         sums.add(subject.plain, Sample(job, tokens, draws_along(steps, sums.rule) if recorder else [()] * len(tokens)))
+        sums.offered += sum(bool(step.tree.draws[node]) for step, node in decided(steps))
         watch("recomputing the target's law", 0)
 
 
 def draws_along(steps: Iterable[StepRecord], rule: str) -> list[tuple[Draw, ...]]:
     """For each emitted token of one sequence, the draws made where it was decided, where the rule allows their use."""
-    draws: list[tuple[Draw, ...]] = []
+    return [step.tree.draws[node] if node == 0 or rule in NODE_BY_NODE else () for step, node in decided(steps)]
+
+
+def decided(steps: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, int]]:
+    """For each emitted token, its step and the node at which it was decided."""
     for step in steps:
-        nodes = (0, *step.verdict.path)[: len(step.emitted)]
-        draws += [step.tree.draws[node] if node == 0 or rule in NODE_BY_NODE else () for node in nodes]
-    return draws
+        for node in (0, *step.verdict.path)[: len(step.emitted)]:
+            yield step, node
 
 
 def _log(x: Array) -> Array:

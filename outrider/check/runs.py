@@ -34,7 +34,8 @@ class Subject:
 
     def speculating(self, nodes: int | None = None) -> Recipe:
         """The method with its whole budget, or less, at every step: a controller that goes quiet would prove little."""
-        own = int(getattr(self.recipe.options, "budget", NODES)) or NODES
+        named = getattr(self.recipe.options, "budget", NODES)
+        own = named if isinstance(named, int) else NODES
         nodes = min(own, nodes or own)
         depth = min(nodes, int(getattr(self.recipe.options, "depth", nodes)))
         return dataclasses.replace(self.recipe, controller=Fixed(Budget(nodes, depth)))
@@ -92,8 +93,9 @@ def shortened(answers: Sequence[Answer], most: int) -> list[tuple[Job, list[int]
     return out
 
 
-def steps_of(generations: Sequence[Generation]) -> int:
-    return sum(g.stats.steps for g in generations)
+def told(made: Sequence[Generation]) -> tuple[list[list[int]], int, int]:
+    """What a comparison is told of a run: its texts, its steps, and the candidates that were verified."""
+    return [g.token_ids for g in made], sum(g.stats.steps for g in made), sum(g.stats.drafted for g in made)
 
 
 class Recorder:

@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.check.greedy import add_forced
 from outrider.check.reference import Answer, Job, Watch
-from outrider.check.runs import FORCED, Subject, one_by_one, shortened, steps_of, together
+from outrider.check.runs import FORCED, Subject, one_by_one, shortened, together, told
 from outrider.check.ties import Comparison
 from outrider.params import SamplingParams
 
@@ -46,13 +46,13 @@ def run_seeded(
     engine = subject.engine
     wanted = [(a, a.tokens) for a in answers]
     made = one_by_one(engine, [(a.job, subject.speculating()) for a in answers], "always speculating", watch)
-    comparison.add("method, one by one", wanted, [g.token_ids for g in made], steps_of(made))
+    comparison.add("method, one by one", wanted, *told(made))
     batch = list(zip(answers, shortened(answers, len(answers[0].tokens)), strict=True))
     batch = batch[1::2] + batch[::2]
     wanted = [(a, want) for a, (_, want) in batch]
     made = together(engine, [(job, subject.recipe) for _, (job, _) in batch], "shuffled batch", watch)
-    comparison.add("method as configured, shuffled ragged batch", wanted, [g.token_ids for g in made], steps_of(made))
+    comparison.add("method as configured, shuffled ragged batch", wanted, *told(made))
     if subject.speculates:
         made = together(engine, [(job, subject.without()) for _, (job, _) in batch], "no speculation, batch", watch)
-        comparison.add("no speculation, ragged batch", wanted, [g.token_ids for g in made], steps_of(made))
+        comparison.add("no speculation, ragged batch", wanted, *told(made))
     add_forced(comparison, subject, answers, forced_tokens, FORCED[:2], watch)

@@ -21,6 +21,7 @@ from outrider.check.reference import Answer, Plain, Watch
 SAFETY = 2.0  # the positions under test may meet a somewhat larger deviation than the measured ones
 FALSE_ALARM = 1e-4  # of the count of near ties
 WIDTHS = (3, 8, 17, 0)  # tokens a forward; 0: the whole text at once
+FORCED_TREES = "forced"  # begins the names of runs on trees of the gate's own
 EDGES = tuple(10.0**e for e in range(-8, 3))
 
 
@@ -83,6 +84,7 @@ class RunResult:
     texts: int
     tokens: int
     steps: int
+    drafted: int  # candidates that were verified
     mean_accepted: float
     identical: int
 
@@ -96,7 +98,10 @@ class Comparison:
     runs: list[RunResult] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
 
-    def add(self, run: str, expected: Sequence[tuple[Answer, list[int]]], got: Sequence[list[int]], steps: int) -> None:
+    def add(
+        self, run: str, expected: Sequence[tuple[Answer, list[int]]], got: Sequence[list[int]], steps: int,
+        drafted: int = 0,
+    ) -> None:  # fmt: skip
         before = len(self.divergences)
         for (answer, want), have in zip(expected, got, strict=True):
             at = first_difference(want, have)
@@ -113,6 +118,7 @@ class Comparison:
                 len(got),
                 tokens_made,
                 steps,
+                drafted,
                 tokens_made / max(steps, 1),
                 len(got) - len(self.divergences) + before,
             )
@@ -142,6 +148,30 @@ class Comparison:
     @property
     def passed(self) -> bool:
         return not self.refuting and self.ties <= self.tie_limit
+
+    @property
+    def proposed(self) -> int:
+        """Candidates of the method's own; forced trees are the gate's."""
+        return sum(run.drafted for run in self.runs if not run.name.startswith(FORCED_TREES))
+
+    def summary(self, speculates: bool) -> str:
+        """What was found, and over how many candidates; `speculates` tells a method from plain decoding."""
+        if self.refuting:
+            d = self.refuting[0]
+            return (
+                f"{len(self.refuting)} texts differ; first: {d.run}, {d.job}, token {d.position}, "
+                f"margin {d.margin:.1e} against a noise of {self.precision.bound:.1e}"
+            )
+        if not self.passed:
+            return f"{self.ties} near ties where at most {self.tie_limit} were to be expected"
+        tokens, forced = sum(r.tokens for r in self.runs), sum(r.drafted for r in self.runs) - self.proposed
+        own = f"{self.proposed} candidates of the method's own and " if self.proposed else ""
+        none = "; the method itself proposed nothing" if speculates and not self.proposed else ""
+        same = f"{self.ties} near ties of {self.tie_limit} allowed" if self.ties else "all identical"
+        return (
+            f"{len(self.runs)} runs, {tokens} tokens, {own}{forced} in forced trees verified, noise bound "
+            f"{self.precision.bound:.1e}: {same}{none}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         margins = np.concatenate([a.margins for a in self.answers])

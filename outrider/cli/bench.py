@@ -10,7 +10,7 @@ import typer
 from outrider.cli.expand import expand
 from outrider.cli.options import Precision, Runtime, parse_options
 from outrider.cli.output import Html, Json, check_folder, check_html, check_json, emit, err, out, progress_bar
-from outrider.cli.shell import STDOUT
+from outrider.cli.shell import STDOUT, again
 from outrider.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods and other runtimes side by side.")
@@ -74,6 +74,9 @@ def run(
         _numbers("--temperature", temperature, float), _numbers("--batch", batch, int), rounds, limit,
         memory, raw,  # type: ignore[arg-type]
     )  # fmt: skip
+    for name, place in (("--gguf", gguf), ("--draft", draft)):
+        if place is not None and not Path(place).exists():
+            raise InputError(f"{name} {place}: no such file or folder; give the path of an existing one")
     check_folder(folder, (DATA, TEXT, PAGE), (FILE,))
     journal = Journal(folder)
     import outrider
@@ -89,6 +92,7 @@ def run(
     journal.close()
     _give(folder, results(journal), json)
     if not done:
+        typer.echo(f"interrupted; go on with: {again()}", err=True)
         raise typer.Exit(130)
 
 

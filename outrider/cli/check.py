@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -37,14 +38,17 @@ def check(
     interrupted, with the evidence so far.
     """
     check_json(json)
-    from outrider import methods
     from outrider.check import bugs, gate
     from outrider.models import load_model
+    from outrider.preflight import check_load
     from outrider.prompts import read_prompts
 
     planted = bugs.named(plant_bug) if plant_bug is not None else []
     options = parse_options(model.option)
-    methods.parse_options(methods.find(model.method), options)  # a typo should not cost a model load
+    check_load(
+        model.method, options, device=model.device, memory=model.memory, runtime=model.runtime,
+        precision=model.precision,
+    )  # fmt: skip
     asked = read_prompts(prompts) if prompts else None
     size = gate.QUICK if quick else gate.FULL
     loaded = load_model(
@@ -68,7 +72,8 @@ def check(
 
 def _print(report: Report) -> None:
     console, s = out(), report.settings
-    table = Table("part", "outcome", "what was found", "seconds", title=f"{s['method']} on {s['model']}, {s['dtype']}")
+    title = f"{s['method']} on {s['model']} in {s['precision']} by {s['runtime']}"
+    table = Table("part", "outcome", "what was found", "seconds", title=title)
     for part in report.parts:
         table.add_row(part.name, _coloured(part.outcome), part.summary, f"{part.seconds:.0f}")
     console.print(table)
@@ -80,6 +85,8 @@ def _print(report: Report) -> None:
             table.add_row(planted.bug.name, _coloured(planted.outcome), ", ".join(planted.caught_by), notes)
         console.print(table)
     console.print(f"verdict: [bold]{_coloured(report.verdict)}[/]")
+    if report.hint:
+        console.print(f"[yellow]{escape(report.hint)}[/]")
 
 
 def _coloured(outcome: str) -> str:

@@ -37,6 +37,17 @@ def numbers(name: str, text: str) -> list[float]:
     return found
 
 
+def check_folders(text: Path | None = None, drafter: Path | None = None) -> None:
+    """Refuse folders without text or without a drafter, before a model is loaded."""
+    from outrider.models.drafts import read_card
+    from outrider.train.selfdata import shards_of
+
+    if text is not None:
+        shards_of(text)
+    if drafter is not None:
+        read_card(drafter)
+
+
 def one_process(command: str) -> None:
     """Refuses to write text under a launcher of several processes."""
     from outrider.train.crew import crew

@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT
-from outrider.errors import InputError
+from outrider.errors import InputError, did_you_mean
 
 
 def export(
@@ -37,8 +37,9 @@ def export(
     from outrider.models.load import parse_dtype
 
     if to not in FORMATS:
-        raise InputError(f"--to {to}: use one of {', '.join(FORMATS)}")
-    target = load_model(model or read_card(drafter).target, device="cpu")
+        raise InputError(f"--to {to}: {did_you_mean(to, FORMATS)}use one of {', '.join(FORMATS)}")
+    card = read_card(drafter)
+    target = load_model(model or card.target, device="cpu")
     made = write(drafter, target, to, folder, dtype=parse_dtype(dtype), verifier=verifier, depth=depth)
     if json != STDOUT:
         out().print(

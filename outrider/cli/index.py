@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
-from outrider.cli.shell import STDOUT
+from outrider.cli.shell import STDOUT, resumable
 from outrider.errors import InputError
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -24,6 +24,7 @@ ShardBytes = Annotated[
 
 
 @app.command()
+@resumable()
 def build(
     corpus: Annotated[Path, typer.Option("--corpus", metavar="DIR", help="Folder of text, or one file.")],
     store: Annotated[Path, typer.Option("--out", metavar="STORE", help="Where the store goes, and resumes from.")],

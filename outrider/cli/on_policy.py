@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, numbers, one_process
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, check_folders, numbers, one_process
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
-from outrider.cli.shell import STDOUT
+from outrider.cli.shell import STDOUT, resumable
 from outrider.errors import InputError
 
 
+@resumable()
 def on_policy(
     drafter: Drafter,
     text: Text,
@@ -45,6 +46,7 @@ def on_policy(
     from outrider.train.selfdata import read_data
 
     one_process("on-policy")
+    check_folders(text, drafter)
     target = load_model(model, device=device, dtype=dtype)
     plan = OnPolicyPlan(share, sequences, heats, block, batch, seed=seed)
     with progress_bar() as show:

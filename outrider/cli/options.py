@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,7 +56,7 @@ class ModelOptions:
         import outrider
         from outrider import methods
 
-        methods.parse_options(methods.find(self.method), options)  # a typo should not cost a model load
+        methods.check(self.method, options)
         return outrider.load(
             self.model, method=self.method, device=self.device, dtype=self.dtype, revision=self.revision,
             trust_remote_code=self.trust_remote_code, options=options, memory=self.memory, runtime=self.runtime,
@@ -75,6 +77,10 @@ class StyleOptions:
         """Before a model is loaded."""
         if self.style is None and self.style_strength is not None:
             raise InputError("--style-strength was given without --style; name the text file of the style")
+        if self.style is not None and not Path(self.style).exists():
+            raise InputError(f"--style {self.style}: no such file; give an existing text file or a folder of them")
+        if self.style_strength is not None and not (math.isfinite(self.style_strength) and self.style_strength >= 0):
+            raise InputError(f"--style-strength {self.style_strength}: use 0 or more, such as 0.1")
 
     def constraint(self, engine: Any) -> Any:
         """The prior, or None; says on stderr that the distribution is changed."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, check_folders
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -37,6 +37,7 @@ def replay(
     from outrider.train.replay import ReplayPlan, write_replay
     from outrider.train.selfdata import read_data
 
+    check_folders(text, drafter)
     target = load_model(model, device=device, dtype=dtype)
     plan = ReplayPlan(prompts, new, length, block, batch, temperature, seed)
     with progress_bar() as show:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -25,10 +26,12 @@ STAND_ALONE = {"--json": STDOUT, "--plant-bug": "all"}
 FORCE = "--force"
 _debug = False
 _forced = False
+_asked: list[str] = []  # the arguments of this command, as they were given
 
 
 class Shell(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _asked[:] = args
         return super().parse_args(ctx, force_first(fill_optional(args)))
 
     def invoke(self, ctx: Any) -> Any:
@@ -79,6 +82,21 @@ def one_line_errors() -> Iterator[None]:
         _leave(
             1, f"error: {type(error).__name__}: {_line(error)}; a defect: run outrider --debug ... to see where", error
         )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """For commands that go on where they were when they are run again: an interrupt says with which words."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        _leave(130, "" if os.environ.get("RANK", "0") != "0" else f"interrupted; go on with: {again()}", interrupt)
+
+
+def again() -> str:
+    """This very command, to be pasted into a shell."""
+    launched = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return shlex.join([*("accelerate launch -m outrider" if launched else "outrider").split(), *_asked])
 
 
 def _leave(status: int, message: str, cause: BaseException) -> None:

@@ -17,6 +17,7 @@ from outrider.cli.drafter_options import (
     Model,
     Text,
     check_drafter_folder,
+    check_folders,
     numbers,
     one_process,
 )
@@ -24,7 +25,7 @@ from outrider.cli.on_policy import on_policy
 from outrider.cli.options import parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.replay import replay
-from outrider.cli.shell import STDOUT
+from outrider.cli.shell import STDOUT, resumable
 from outrider.cli.trim import trim
 from outrider.errors import InputError
 from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter, work_folder
@@ -54,15 +55,21 @@ CheckpointEvery = Annotated[
 MEASURE_EVERY = 100
 
 
+def _own(*names: str, help: str, panel: str = "Settings of all kinds (defaults: outrider train kinds)") -> Any:
+    """A setting of a kind: None means not given, and the kind's own default holds."""
+    return typer.Option(*names, help=help, show_default=False, rich_help_panel=panel)
+
+
 def _some(*names: str, help: str) -> Any:
-    """An option that not every kind has: None means not given, and the kind's own default holds."""
-    return typer.Option(*names, help=help, show_default=False, rich_help_panel="Settings of some kinds")
+    """One that not every kind has."""
+    return _own(*names, help=help, panel="Settings of some kinds (defaults: outrider train kinds)")
 
 
 app = typer.Typer(no_args_is_help=True, help="Make a drafter for a model, from text that the model writes itself.")
 
 
 @app.command()
+@resumable()
 def data(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the text goes, and resumes from.")],
     model: Model = "smollm2",
@@ -133,6 +140,7 @@ def kinds(json: Json = None) -> None:
 
 
 @app.command()
+@resumable()
 def run(
     text: Text,
     folder: Annotated[
@@ -144,11 +152,11 @@ def run(
     ] = None,
     kind: Annotated[str, typer.Option("--kind", help=f"What to train: {', '.join(KINDS)}.")] = "eagle3",
     model: Model = "smollm2",
-    steps: Steps = 3000,
-    batch: Batch = 16,
-    rate: Rate = 1e-3,
-    loss: Annotated[str | None, typer.Option("--loss", help=f"{LOSSES} Not given: the kind's own.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the weights and of the batches.")] = 0,
+    steps: Annotated[int | None, _own("--steps", help="Updates of the drafter.")] = None,
+    batch: Annotated[int | None, _own("--batch", help="Sequences an update.")] = None,
+    rate: Annotated[float | None, _own("--lr", help="Highest learning rate.")] = None,
+    loss: Annotated[str | None, _own("--loss", help=LOSSES)] = None,
+    seed: Annotated[int | None, _own("--seed", help="Of the weights and of the batches.")] = None,
     layers: Annotated[str | None, _some("--layers", help="Whose inputs are read, such as 2,15,27.")] = None,
     vocab: Annotated[int | None, _some("--vocab", help="Tokens the drafter can say.")] = None,
     intermediate: Annotated[int | None, _some("--intermediate", help="Width of its MLP; 0: the target's.")] = None,
@@ -174,13 +182,14 @@ def run(
     check_json(json)
     if folder is None and not keep:
         raise InputError("--no-keep without --out leaves no drafter; name a folder with --out")
-    given = {"loss": loss, "layers": layers, "vocab": vocab, "intermediate": intermediate, "unroll": unroll,
-             "eight_bits": eight_bits}  # fmt: skip
+    given = {"steps": steps, "batch": batch, "lr": rate, "loss": loss, "seed": seed, "layers": layers, "vocab": vocab,
+             "intermediate": intermediate, "unroll": unroll, "eight_bits": eight_bits}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
+    plan = plan_of(find_kind(kind), given)
+    check_folders(text, begin)
     if folder is not None:
         check_drafter_folder(folder)
-    plan = plan_of(find_kind(kind), {"steps": steps, "batch": batch, "lr": rate, "seed": seed, **given})
     from outrider.models import load_model
     from outrider.train.crew import crew
     from outrider.train.selfdata import read_data
@@ -236,6 +245,7 @@ def evaluate(
         depth, new, batch, seed=seed,
     )  # fmt: skip
     listed = read_prompts(prompts, limit)
+    check_folders(drafter=drafter)
     target = load_model(model, device=device, dtype=dtype)
     with progress_bar() as show:
         rows = decode(target, drafter, listed, plan, lambda done, of: show(done, of, "decoding"))
@@ -248,6 +258,7 @@ def evaluate(
 
 
 @app.command()
+@resumable()
 def distill(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft goes, and resumes from.")],
     model: Model = "smollm2",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, check_drafter_folder
+from outrider.cli.drafter_options import Device, Drafter, Dtype, Model, Text, check_drafter_folder, check_folders
 from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT
 from outrider.errors import InputError
@@ -44,6 +44,7 @@ def trim(
     from outrider.train.selfdata import read_data
     from outrider.train.trim import SearchPlan
 
+    check_folders(text, drafter)
     target = load_model(model, device=device, dtype=dtype)
     searching = SearchPlan(weight=weight, least_coverage=least, trials=trials)
     plan = HeadPlan(vocab, rank, look_for, timed, searching=searching)

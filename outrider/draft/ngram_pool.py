@@ -18,6 +18,16 @@ from outrider.errors import InputError
 CROWD = 4  # first tokens that can fill their share of one set
 
 
+def check_room(limit: int, size: int, share: int) -> None:
+    """Refuse so few bytes that not even one set fits."""
+    if limit < (least := _bytes_of_a_set(size, share)):
+        raise InputError(f"a pool of {limit} bytes holds no n-grams; give it {least} bytes or more")
+
+
+def _bytes_of_a_set(size: int, share: int) -> int:
+    return CROWD * share * (4 * size + 8)
+
+
 @dataclass(slots=True)
 class NgramPool:
     size: int  # tokens an n-gram, the first one included
@@ -28,11 +38,9 @@ class NgramPool:
     _clock: int = 0
 
     def __post_init__(self) -> None:
+        check_room(self.limit, self.size, self.share)
         places = CROWD * self.share
-        sets = self.limit // (places * (4 * self.size + 8))
-        if sets < 1:
-            least = places * (4 * self.size + 8)
-            raise InputError(f"a pool of {self.limit} bytes holds no n-grams; give it {least} bytes or more")
+        sets = self.limit // _bytes_of_a_set(self.size, self.share)
         self._grams = np.zeros((sets, places, self.size), dtype=np.int32)
         self._stamps = np.zeros((sets, places), dtype=np.int64)
 

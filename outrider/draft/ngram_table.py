@@ -24,6 +24,9 @@ _GOLDEN, _MIX1, _MIX2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E
 _owners = count(1)
 
 
+LEAST_ENTRIES = 1024
+
+
 class Table(NamedTuple):
     """[C] entries in a ring; `places` [a power of two] holds an entry's number plus 1, 0 for none."""
 
@@ -43,14 +46,18 @@ def bytes_of(entries: int, width: int) -> int:
     return entries * (24 + 8 * width + 4) + 4 * _index_size(entries) + 16
 
 
+def check_room(memory_bytes: int, width: int) -> None:
+    """Refuse so few bytes that a table of this width would hardly hold anything."""
+    if memory_bytes < (least := bytes_of(LEAST_ENTRIES, width)):
+        raise InputError(f"option memory_bytes is {memory_bytes}; the least that works is {least}")
+
+
 def new_table(memory_bytes: int, width: int) -> Table:
     """As many entries as fit; pages are taken from the system as they are used."""
-    entries = memory_bytes // (bytes_of(1024, width) // 1024)
-    while entries > 0 and bytes_of(entries, width) > memory_bytes:
-        entries = min(entries - 1, entries * 15 // 16)
-    least = bytes_of(1024, width)
-    if entries < 1024:
-        raise InputError(f"option memory_bytes is {memory_bytes}; the least that works is {least}")
+    check_room(memory_bytes, width)
+    entries = memory_bytes // (bytes_of(LEAST_ENTRIES, width) // LEAST_ENTRIES)
+    while bytes_of(entries, width) > memory_bytes:
+        entries = max(LEAST_ENTRIES, entries * 15 // 16)
     return Table(
         np.zeros((entries, 3), dtype=np.int64), np.zeros((entries, width), dtype=np.int32),
         np.zeros((entries, width), dtype=np.float32), np.zeros(entries, dtype=np.int32),

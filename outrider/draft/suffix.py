@@ -52,6 +52,14 @@ _HORIZON = 1000.0  # observations after which old ones fade
 Evidence = NDArray[np.float64]  # [cells, 2]: accepted, offered
 
 
+def check_room(memory_bytes: int) -> None:
+    """Refuse so few bytes that hardly a request fits."""
+    if memory_bytes < LEAST_BYTES:
+        raise InputError(
+            f"option memory_bytes is {memory_bytes}, too few to remember requests; use {LEAST_BYTES} or more"
+        )
+
+
 @dataclass(slots=True)
 class _Request:
     context: Context
@@ -88,10 +96,8 @@ class Suffix:
     shared_noise = False
 
     def __init__(self, max_depth: int = 64, memory_bytes: int = 64 << 20, shared: bool = True) -> None:
-        if shared and memory_bytes < LEAST_BYTES:
-            raise InputError(
-                f"option memory_bytes is {memory_bytes}, too few to remember requests; use {LEAST_BYTES} or more"
-            )
+        if shared:
+            check_room(memory_bytes)
         if max_depth < 2:
             raise InputError(f"option max_depth is {max_depth}; use 2 or more")
         self.max_depth, self.shared = max_depth, shared

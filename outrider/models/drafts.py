@@ -115,10 +115,7 @@ def _small(folder: Path, target: LoadedModel, card: DraftCard, stored: dict[str,
 
 def read_drafter(folder: Path, target: LoadedModel, kind: str) -> tuple[DraftCard, dict[str, Tensor]]:
     """The card and the tensors as stored; refused where kind or target are others."""
-    card = read_card(folder)
-    again = "outrider train distill" if kind == LAYERS else f"outrider train run --kind {kind}"
-    if card.kind != kind:
-        raise InputError(f"{folder}: holds a drafter of kind {card.kind}, not {kind}; train one with: {again}")
+    card, again = card_of(folder, kind), _again(kind)
     if card.fingerprint != target.fingerprint:
         raise InputError(
             f"{folder}: this draft was trained for {card.target!r} ({card.fingerprint}), not for "
@@ -128,6 +125,18 @@ def read_drafter(folder: Path, target: LoadedModel, kind: str) -> tuple[DraftCar
         return card, load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the draft again") from error
+
+
+def card_of(folder: Path, kind: str) -> DraftCard:
+    """The card of a drafter of this kind; another is refused."""
+    card = read_card(folder)
+    if card.kind != kind:
+        raise InputError(f"{folder}: holds a drafter of kind {card.kind}, not {kind}; train one with: {_again(kind)}")
+    return card
+
+
+def _again(kind: str) -> str:
+    return "outrider train distill" if kind == LAYERS else f"outrider train run --kind {kind}"
 
 
 def packed(weights: dict[str, Tensor], eight_bits: bool) -> dict[str, Tensor]:
@@ -163,11 +172,9 @@ def shipped_folders() -> list[Path]:
 
 def shipped_draft(target: LoadedModel, kind: str = LAYERS) -> Path | None:
     """The folder of the drafter that comes with the package for exactly this target, if there is one."""
-    for place in shipped_folders():
-        card = read_card(place)
-        if (card.fingerprint, card.kind) == (target.fingerprint, kind):
-            return place
-    return None
+    wanted = (target.fingerprint, kind)
+    cards = ((place, read_card(place)) for place in shipped_folders())
+    return next((place for place, card in cards if (card.fingerprint, card.kind) == wanted), None)
 
 
 def _own(draft: PreTrainedModel) -> dict[str, tuple[Any, str]]:

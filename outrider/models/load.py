@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel
+from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel, did_you_mean
 from outrider.models import embedded, hub
 from outrider.models.convert import converted, folder_for
 from outrider.models.quiet import first_line, quiet_transformers
@@ -128,6 +128,25 @@ def load_tokenizer(source: str | PathLike[str], *, trust_remote_code: bool = Fal
     return tokenizer
 
 
+def check_source(source: str) -> None:
+    """Refuse what cannot be a model, without loading it; whether a hub knows an id is only found out by asking."""
+    text, path = str(source), Path(source).expanduser()
+    if text == embedded.NAME:
+        return
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"no file {text!r}; give the path of an existing .gguf file")
+        return
+    if text and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"the folder {text!r} has no config.json; give the folder of a transformers model")
+        return
+    if path.is_file():
+        raise InputError(f"{text!r} is a file; give a model folder, a .gguf file, a hub id or {embedded.NAME!r}")
+    if not HUB_ID.fullmatch(text) or text.startswith("."):
+        raise InputError(f"no folder {text!r}; give a model folder, a .gguf file, a hub id or {embedded.NAME!r}")
+
+
 def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -151,7 +170,8 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
         return dtype
     if isinstance(dtype, str) and (known := DTYPES.get(dtype.removeprefix("torch."))) is not None:
         return known
-    raise InputError(f"no dtype {str(dtype)!r}; use one of {', '.join(name for name in DTYPES if 'float' in name)}")
+    names = [name for name in DTYPES if "float" in name]
+    raise InputError(f"no dtype {str(dtype)!r}; {did_you_mean(dtype, names)}use one of {', '.join(names)}")
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
@@ -185,22 +205,15 @@ def _ready(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, na
 
 def _find(source: str | PathLike[str]) -> _Place:
     text = str(source)
+    check_source(text)
+    path = Path(text).expanduser()
     if text == embedded.NAME:
         return _Place(text, str(embedded.embedded_model()), local=True, dequantised=True)
-    path = Path(text).expanduser()
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise InputError(f"no file {text!r}; give the path of an existing .gguf file")
         folder = converted(folder_for(path), lambda scratch, progress: path)
         return _Place(path.stem, str(folder), local=True, dequantised=True)
     if text and path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"the folder {text!r} has no config.json; give the folder of a transformers model")
         return _Place(path.resolve().name, str(path), local=True)
-    if path.is_file():
-        raise InputError(f"{text!r} is a file; give a model folder, a .gguf file, a hub id or {embedded.NAME!r}")
-    if not HUB_ID.fullmatch(text) or text.startswith("."):
-        raise InputError(f"no folder {text!r}; give a model folder, a .gguf file, a hub id or {embedded.NAME!r}")
     return _Place(text, text, local=False)
 
 

@@ -5,41 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InputError
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Recipe
-from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
+from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, budget_option, controller, verifier
 
 
 @dataclass(frozen=True, slots=True)
-class NoOptions:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLookupOptions:
-    budget: int = option(16, "most candidates a step")
-    max_ngram: int = option(3, "longest suffix that is looked up")
-    min_ngram: int = option(1, "shortest suffix that is looked up")
+class PromptLookupOptions(Options):
+    budget: int = budget_option(16)
+    max_ngram: int = option(3, "longest suffix that is looked up", least=1)
+    min_ngram: int = option(1, "shortest suffix that is looked up", least=1)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("invariant", "acceptance rule")
 
+    def check(self) -> None:
+        if self.min_ngram > self.max_ngram:
+            raise InputError(f"option min_ngram is {self.min_ngram}; use 1..max_ngram ({self.max_ngram})")
+
 
 @dataclass(frozen=True, slots=True)
-class AcceptNoneOptions:
-    budget: int = option(16, "most candidates a step")
+class AcceptNoneOptions(Options):
+    budget: int = budget_option(16)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
 
 
-def _plain(parts: Parts, options: NoOptions) -> Recipe:
+def _plain(parts: Parts, options: Options) -> Recipe:
     return Recipe("plain", None, verifier("invariant"), controller("fixed", 0))
 
 
 def _prompt_lookup(parts: Parts, options: PromptLookupOptions) -> Recipe:
     from outrider.draft.prompt_lookup import PromptLookup
 
-    at_least("max_ngram", options.max_ngram, 1)
-    if not 1 <= options.min_ngram <= options.max_ngram:
-        raise InputError(f"option min_ngram is {options.min_ngram}; use 1..max_ngram ({options.max_ngram})")
     drafter = PromptLookup(options.max_ngram, options.min_ngram)
     budget = controller(options.controller, options.budget)
     return Recipe("prompt-lookup", drafter, verifier(options.verifier), budget)
@@ -54,7 +50,7 @@ def _accept_none(parts: Parts, options: AcceptNoneOptions) -> Recipe:
 RECIPES = (
     MethodInfo(
         "plain", "no speculation: the target alone, through the same loop", "-", "baseline", True, "nothing",
-        NoOptions, _plain, "engine.py",
+        Options, _plain, "engine.py",
     ),
     MethodInfo(
         "prompt-lookup", "copies what followed an earlier occurrence of the last tokens",

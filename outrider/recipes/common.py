@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outrider.errors import InputError
-from outrider.methods import Parts
+from outrider.methods import Parts, option
 from outrider.protocols import Budget, Controller, Verifier
 
 if TYPE_CHECKING:
@@ -22,6 +23,17 @@ VerifierName = Literal[
 ]
 ControllerName = Literal["payoff", "fixed"]
 CONTROLLER_HELP = "payoff: as much as has paid so far; fixed: the whole budget"
+MOST_CANDIDATES = 4096
+LEAST_BYTES = 1 << 12  # hold a few dozen entries of any table
+AUTO = "auto"
+Candidates = int | Literal["auto"]
+
+
+def budget_option(default: int | str, help: str = "most candidates a step") -> Any:
+    """The option `budget`."""
+    auto = f" {AUTO}," if default == AUTO else ""
+    remedy = f"use 1 to {MOST_CANDIDATES},{auto} or the method plain for none"
+    return option(default, help, least=1, most=MOST_CANDIDATES, remedy=remedy)
 
 
 def verifier(name: str) -> Verifier:
@@ -68,11 +80,9 @@ def controller(name: str, nodes: int, depth: int | None = None) -> Controller:
     if name == "payoff":
         from outrider.control.payoff import Payoff
 
-        at_least("budget", nodes, 1)
         return Payoff(nodes, breadth=max(1, nodes // (depth or nodes)))
     from outrider.control.fixed import Fixed
 
-    at_least("budget", nodes, 0)
     return Fixed(Budget(nodes, depth or nodes))
 
 
@@ -144,9 +154,42 @@ def told_if_compiling(what: str, after: float = 1.5) -> Iterator[None]:
         yield
 
 
-def at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"option {name} is {value}; use {least} or more")
+def check_draft(named: str) -> None:
+    """Refuse what is neither a draft that was trained nor a model; a hub id is believed until it is loaded."""
+    from outrider.models import check_source
+    from outrider.models.drafts import CARD, LAYERS, card_of
+
+    if (Path(named) / CARD).is_file():
+        card_of(Path(named), LAYERS)
+    elif named:
+        check_source(named)
+
+
+def check_drafter(kind: str, named: str) -> None:
+    """Refuse a folder or a name without a drafter of this kind, and none at all where no target has one of the kind."""
+    from outrider.models.drafts import card_of
+    from outrider.models.kept import all_drafters, named_folder
+
+    if named:
+        card_of(named_folder(named), kind)
+    elif kind not in {own.card.kind for own in all_drafters()}:
+        raise no_drafter(kind)
+
+
+def no_drafter(kind: str, target: str = "any model") -> InputError:
+    return InputError(
+        f"no {kind} drafter comes with the package for {target}; train one with: outrider train data --model MODEL "
+        f"--out DATA, then outrider train run --kind {kind} --model MODEL --data DATA --out DRAFTER, and name it with: "
+        "--option drafter=DRAFTER"
+    )
+
+
+def check_store(folder: str) -> None:
+    """Refuse a folder that is no store; whose tokens it holds is looked at when the model is there."""
+    from outrider.store import open_store
+
+    if folder:
+        open_store(folder)
 
 
 def expansion(name: str, text: str) -> tuple[int, ...]:

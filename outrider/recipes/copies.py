@@ -5,24 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Recipe
-from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, controller, verifier
+from outrider.recipes.common import (
+    CONTROLLER_HELP,
+    ControllerName,
+    VerifierName,
+    budget_option,
+    controller,
+    verifier,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixOptions:
-    budget: int = option(32, "most candidates a step")
-    max_depth: int = option(64, "longest match that counts, in tokens")
-    memory_bytes: int = option(64 << 20, "bytes for finished requests; the oldest are forgotten first")
+class SuffixOptions(Options):
+    budget: int = budget_option(32)
+    max_depth: int = option(64, "longest match that counts, in tokens", least=2)
+    memory_bytes: int = option(64 << 20, "bytes for finished requests; the oldest are forgotten first", least=0)
     scope: Literal["shared", "private"] = option("shared", "shared: learn from finished requests; private: do not")
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("invariant", "acceptance rule")
 
+    def check(self) -> None:
+        from outrider.draft.suffix import check_room
+
+        if self.scope == "shared":
+            check_room(self.memory_bytes)
+
 
 @dataclass(frozen=True, slots=True)
-class PredictedOptions:
-    budget: int = option(16, "most candidates a step")
+class PredictedOptions(Options):
+    budget: int = budget_option(16)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("invariant", "acceptance rule")
 

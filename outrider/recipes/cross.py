@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from outrider.errors import InputError
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Recipe, Role
-from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
+from outrider.recipes.common import (
+    CONTROLLER_HELP,
+    LEAST_BYTES,
+    ControllerName,
+    VerifierName,
+    budget_option,
+    check_draft,
+    controller,
+    verifier,
+)
 
 if TYPE_CHECKING:
     from outrider.draft.cross_vocabulary import CrossVocabulary
@@ -22,17 +31,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("outrider")
 MEMORY = 4 << 20
-LEAST = 1 << 12  # bytes that hold a few dozen runs
 
 
 @dataclass(frozen=True, slots=True)
-class OmniDraftOptions:
+class OmniDraftOptions(Options):
     draft: str = option(
         "", "hub id, folder or .gguf of any vocabulary; empty: no model, a lookup over the text's bytes"
     )
-    budget: int = option(8, "most candidates a step")
-    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
-    memory_bytes: int = option(MEMORY, "most memory for the runs of draft tokens that the target says in one")
+    budget: int = budget_option(8)
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps", least=1)
+    memory_bytes: int = option(
+        MEMORY, "most memory for the runs of draft tokens that the target says in one", least=LEAST_BYTES
+    )
     scope: Literal["shared", "private"] = option("shared", "whether what is learnt serves all requests or its own")
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("invariant", "acceptance rule; with the invariant one a draft shares its noise")
@@ -58,7 +68,6 @@ def cross_source(
 
 
 def _omnidraft(parts: Parts, options: OmniDraftOptions) -> Recipe:
-    at_least("memory_bytes", options.memory_bytes, LEAST)
     build = _with_a_model if options.draft else _with_bytes
     return build(parts, options)
 
@@ -84,7 +93,6 @@ def _with_a_model(parts: Parts, options: OmniDraftOptions) -> Recipe:
     from outrider.grow.chain import Chain
     from outrider.grow.shared import SharedRace
 
-    at_least("width", options.width, 1)
     key = (options.draft, "any vocabulary")
     if key not in parts.drafts:
         parts.drafts[key] = parts.load(options.draft)
@@ -95,7 +103,7 @@ def _with_a_model(parts: Parts, options: OmniDraftOptions) -> Recipe:
     shared = options.verifier == "invariant"
     source = cross_source(parts, draft, options.width, options.memory_bytes, options.scope == "private")
     source.name = "omnidraft-ngram"
-    grower = SharedRace((1,) * max(options.budget, 1)) if shared else Chain()
+    grower = SharedRace((1,) * options.budget) if shared else Chain()
     budget = controller(options.controller, options.budget)
     return Recipe(
         "omnidraft-ngram", CrossVocabularyDrafter(source, grower, True, shared), verifier(options.verifier), budget
@@ -106,6 +114,7 @@ RECIPES = (
     MethodInfo(
         "omnidraft-ngram", "a drafter of another vocabulary, read through text with a cache that learns merges",
         "arXiv 2507.02659", "retrieval", True, "nothing (or any draft model)",
-        OmniDraftOptions, _omnidraft, "draft/cross_vocabulary.py", Role.RUNS, samples=True,
+        OmniDraftOptions, _omnidraft, "draft/cross_vocabulary.py", lambda options: check_draft(options.draft),
+        role=Role.RUNS, samples=True,
     ),
 )  # fmt: skip

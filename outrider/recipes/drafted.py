@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider.errors import InputError
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Grower, Recipe, Role, Source
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
     VerifierName,
-    at_least,
+    budget_option,
+    check_draft,
     controller,
     cost_curve,
     expansion,
@@ -29,11 +30,13 @@ A_DRAFT = "a draft model (default: shipped, or the target's first layers)"
 
 
 @dataclass(frozen=True, slots=True)
-class ChainOptions:
+class ChainOptions(Options):
     draft: str = option("", "hub id, folder or .gguf; empty: the draft shipped for this target, or its first layers")
-    layers: int = option(0, "draft with so many of the target's first layers; 0: the shipped draft, or a quarter")
-    budget: int = option(5, "most candidates a step")
-    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
+    layers: int = option(
+        0, "draft with so many of the target's first layers; 0: the shipped draft, or a quarter", least=0
+    )
+    budget: int = budget_option(5)
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps", least=1)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("rejection", "acceptance rule; with the invariant one the draft shares its noise")
 
@@ -45,14 +48,17 @@ class BlockOptions(ChainOptions):
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions(ChainOptions):
-    budget: int = option(16, "most candidates a step")
-    depth: int = option(5, "how deep a tree may be")
+    budget: int = budget_option(16)
+    depth: int = option(5, "how deep a tree may be", least=1)
     verifier: VerifierName = option("recursive", "acceptance rule; the invariant one drafts without sampling")
 
 
 @dataclass(frozen=True, slots=True)
 class KAryOptions(TreeOptions):
     expansion: str = option("3,2,1,1", "children at each depth")
+
+    def check(self) -> None:
+        expansion("expansion", self.expansion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class TraversalOptions(KAryOptions):
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions(TreeOptions):
-    beam: int = option(4, "most nodes at each depth")
+    beam: int = option(4, "most nodes at each depth", least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,8 @@ class DySpecOptions(TreeOptions):
 
 @dataclass(frozen=True, slots=True)
 class CostAwareOptions(TreeOptions):
-    budget: int = option(32, "most candidates a step")
-    depth: int = option(8, "how deep a tree may be")
+    budget: int = budget_option(32)
+    depth: int = option(8, "how deep a tree may be", least=1)
     controller: ControllerName = option("fixed", "the shape itself follows cost and acceptance")
 
 
@@ -94,7 +100,7 @@ def _chain(name: str) -> Callable[[Parts, ChainOptions], Recipe]:
         from outrider.grow.shared import SharedRace
 
         if options.verifier == "invariant":
-            race = SharedRace((1,) * max(options.budget, 1))
+            race = SharedRace((1,) * options.budget)
             return _drafted(name, parts, options, race, options.budget, shared=True)
         return _drafted(name, parts, options, Chain(), options.budget)
 
@@ -103,7 +109,6 @@ def _chain(name: str) -> Callable[[Parts, ChainOptions], Recipe]:
 
 def _tree(name: str, grower: Callable[[Parts, Any], Grower]) -> Callable[[Parts, Any], Recipe]:
     def build(parts: Parts, options: TreeOptions) -> Recipe:
-        at_least("depth", options.depth, 1)
         return _drafted(name, parts, options, grower(parts, options), options.depth)
 
     return build
@@ -126,7 +131,6 @@ def draft_source(parts: Parts, named: str, layers: int, width: int) -> Source:
     from outrider.models import LoadedModel
     from outrider.recipes.cross import cross_source
 
-    at_least("width", width, 1)
     draft = _draft(parts, named, layers)
     if isinstance(draft, LoadedModel):
         return cross_source(parts, draft, width)
@@ -178,7 +182,6 @@ def _constant_branching(parts: Parts, options: KAryOptions) -> Grower:
 def _stochastic_beam(parts: Parts, options: BeamOptions) -> Grower:
     from outrider.grow.rsd import StochasticBeam
 
-    at_least("beam", options.beam, 1)
     return StochasticBeam(options.beam, options.depth)
 
 
@@ -209,7 +212,10 @@ def _cost_aware(parts: Parts, options: CostAwareOptions) -> Grower:
 def _info(
     name: str, summary: str, paper: str, options: type, build: Callable[[Parts, Any], Recipe], file: str
 ) -> MethodInfo:
-    return MethodInfo(name, summary, paper, "model", True, A_DRAFT, options, build, file, Role.RUNS, samples=True)
+    return MethodInfo(
+        name, summary, paper, "model", True, A_DRAFT, options, build, file, lambda made: check_draft(made.draft),
+        role=Role.RUNS, samples=True,
+    )  # fmt: skip
 
 
 RECIPES = (

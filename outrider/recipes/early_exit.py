@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import InputError, UnsupportedModel
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Drafter, Recipe, Role
 from outrider.recipes.common import (
     CONTROLLER_HELP,
     ControllerName,
     VerifierName,
-    at_least,
+    budget_option,
+    check_drafter,
     controller,
+    no_drafter,
     verifier,
 )
 
@@ -31,17 +33,17 @@ STOP_HELP = "drafting ends with the first token whose law has no chance as large
 
 
 @dataclass(frozen=True, slots=True)
-class ChainOptions:
-    budget: int = option(6, "most candidates a step")
-    threshold: float = option(0.6, STOP_HELP)
-    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
+class ChainOptions(Options):
+    budget: int = budget_option(6)
+    threshold: float = option(0.6, STOP_HELP, least=0)  # above 1 one token is drafted
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps", least=1)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyExitOptions(ChainOptions):
-    layers: int = option(0, "how many of the target's first layers draft; 0: a quarter")
+    layers: int = option(0, "how many of the target's first layers draft; 0: a quarter", least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,16 @@ class KangarooOptions(ChainOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class DelOptions:
+class DelOptions(Options):
     exits: str = option(
         "", "layers after which drafting may leave, such as 4,8,15; empty: an eighth, a quarter, a half"
     )
-    budget: int = option(12, "longest chain")
-    width: int = option(256, "how many of the likeliest tokens a draft row keeps")
+    budget: int = budget_option(12, "longest chain")
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps", least=1)
     verifier: VerifierName = option("rejection", "acceptance rule; the invariant one drafts without sampling")
+
+    def check(self) -> None:
+        _layers(self.exits)
 
 
 def depth_of(target: LoadedModel) -> int:
@@ -110,7 +115,6 @@ def _chain(parts: Parts, draft: Any, name: str, options: Any) -> tuple[Drafter, 
     from outrider.draft.model import ModelSource
     from outrider.grow.confident import Confident
 
-    at_least("width", options.width, 1)
     stop = Confident(getattr(options, "threshold", 0.0))
     source = ModelSource(parts.runtime(draft), options.width, name)
     return Grown(source, stop, sampled=options.verifier != "invariant"), stop
@@ -136,11 +140,10 @@ def _shared(parts: Parts, count: int, first_layers: Any) -> Any:
 
 def _kangaroo(parts: Parts, options: KangarooOptions) -> Recipe:
     from outrider.models.kept import find_drafter
-    from outrider.recipes.trained import no_drafter
 
     folder = find_drafter(parts.loaded, "kangaroo", options.drafter)
     if folder is None:
-        raise InputError(no_drafter("kangaroo", parts.loaded.name))
+        raise no_drafter("kangaroo", repr(parts.loaded.name))
     key = ("kangaroo", str(folder))
     if key not in parts.drafts:
         parts.drafts[key] = load_kangaroo(folder, parts.loaded)
@@ -166,13 +169,21 @@ def _del(parts: Parts, options: DelOptions) -> Recipe:
 def _exits(text: str, total: int) -> list[int]:
     if not text:
         return sorted({max(1, total // part) for part in (8, 4, 2)} - {total}) or [1]
-    try:
-        exits = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        exits = []
-    if not exits or not 1 <= exits[0] <= exits[-1] < total:
+    exits = _layers(text)
+    if exits[-1] >= total:
         raise InputError(f"option exits is {text!r}; use layers of 1..{total - 1} such as {max(1, total // 4)}")
     return exits
+
+
+def _layers(text: str) -> list[int]:
+    """ "4,8,15", sorted."""
+    try:
+        layers = sorted({int(part) for part in text.split(",")}) if text else []
+    except ValueError:
+        layers = [0]
+    if layers and layers[0] < 1:
+        raise InputError(f"option exits is {text!r}; use layers from 1 such as 4,8,15")
+    return layers
 
 
 def _sizes(target: LoadedModel) -> tuple[float, float]:
@@ -200,16 +211,17 @@ RECIPES = (
     MethodInfo(
         "early-exit", "the target's first layers and its head draft a chain until they doubt", "arXiv 2404.16710",
         "model", True, "nothing (a model trained for early exits does best)", EarlyExitOptions, _early_exit,
-        "grow/confident.py", Role.RUNS, samples=True,
+        "grow/confident.py", role=Role.RUNS, samples=True,
     ),
     MethodInfo(
         "del", "early exit whose layer and length are chosen by expected tokens a layer, step by step",
         "arXiv 2504.05598", "model", True, "nothing (a model trained for early exits does best)", DelOptions, _del,
-        "draft/early_exit.py", Role.RUNS, samples=True,
+        "draft/early_exit.py", role=Role.RUNS, samples=True,
     ),
     MethodInfo(
         "kangaroo", "the target's first layers with a trained adapter draft a chain until they doubt",
         "arXiv 2404.18911", "model", True, "a trained drafter (outrider train run)", KangarooOptions, _kangaroo,
-        "draft/kangaroo.py", Role.RUNS, samples=True,
+        "draft/kangaroo.py", lambda options: check_drafter("kangaroo", options.drafter),
+        role=Role.RUNS, samples=True,
     ),
 )  # fmt: skip

@@ -8,9 +8,18 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from outrider.errors import InputError
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Drafter, Recipe, Role
-from outrider.recipes.common import CONTROLLER_HELP, ControllerName, VerifierName, at_least, controller, verifier
+from outrider.recipes.common import (
+    CONTROLLER_HELP,
+    ControllerName,
+    VerifierName,
+    budget_option,
+    check_draft,
+    check_store,
+    controller,
+    verifier,
+)
 from outrider.recipes.drafted import A_DRAFT, TreeOptions, draft_source
 
 if TYPE_CHECKING:
@@ -21,14 +30,14 @@ BUILD = "outrider index build --corpus FOLDER --tokenizer MODEL --out STORE"
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievalOptions:
+class RetrievalOptions(Options):
     store: str = option("", f"folder of a store, made with: {BUILD}")
-    budget: int = option(32, "most candidates a step")
-    depth: int = option(16, "how deep a tree may be")
-    rows: int = option(128, "most occurrences that are looked at")
-    enough: int = option(8, "with fewer occurrences, shorter matches are looked up too")
-    shortest: int = option(2, "shortest match that is used")
-    floor: float = option(0.02, "candidates that are less likely are left out")
+    budget: int = budget_option(32)
+    depth: int = option(16, "how deep a tree may be", least=1)
+    rows: int = option(128, "most occurrences that are looked at", least=1)
+    enough: int = option(8, "with fewer occurrences, shorter matches are looked up too", least=1)
+    shortest: int = option(2, "shortest match that is used", least=1)
+    floor: float = option(0.02, "candidates that are less likely are left out", least=0, most=1)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("invariant", "acceptance rule")
 
@@ -36,18 +45,14 @@ class RetrievalOptions:
 @dataclass(frozen=True, slots=True)
 class RasdOptions(TreeOptions):
     store: str = option("", "folder of a store; empty: what is retrieved comes from the text itself")
-    keep: int = option(10, "how many of the draft's likeliest first tokens a retrieved branch may begin with")
-    share: float = option(0.5, "most of the budget that retrieved candidates get")
-    beam: int = option(4, "most nodes of the draft at each depth")
+    keep: int = option(10, "how many of the draft's likeliest first tokens a retrieved branch may begin with", least=0)
+    share: float = option(0.5, "most of the budget that retrieved candidates get", least=0, most=1)
+    beam: int = option(4, "most nodes of the draft at each depth", least=1)
 
 
 def _retrieval(parts: Parts, options: RetrievalOptions) -> Recipe:
     from outrider.draft.retrieval import Retrieval
 
-    for name in ("depth", "rows", "enough", "shortest"):
-        at_least(name, getattr(options, name), 1)
-    if not 0 <= options.floor < 1:
-        raise InputError(f"option floor is {options.floor}; use 0 to below 1")
     if not options.store:
         _say_once()
     store = store_of(parts, options.store)
@@ -64,11 +69,6 @@ def _rasd(parts: Parts, options: RasdOptions) -> Recipe:
     from outrider.grow.rsd import StochasticBeam
     from outrider.grow.topk import TopK
 
-    at_least("depth", options.depth, 1)
-    at_least("beam", options.beam, 1)
-    at_least("keep", options.keep, 0)
-    if not 0 <= options.share <= 1:
-        raise InputError(f"option share is {options.share}; use 0 to 1")
     sampled = options.verifier != "invariant"
     grower = StochasticBeam(options.beam, options.depth) if sampled else TopK(options.beam, depth=options.depth)
     first = FirstLaws(draft_source(parts, options.draft, options.layers, options.width))
@@ -94,6 +94,11 @@ def store_of(parts: Parts, folder: str) -> Store:
     return store
 
 
+def _places(options: RasdOptions) -> None:
+    check_draft(options.draft)
+    check_store(options.store)
+
+
 @cache
 def _say_once() -> None:
     log.warning("the method retrieval has no store and will propose nothing; build one: %s; then -o store=STORE", BUILD)
@@ -103,11 +108,11 @@ RECIPES = (
     MethodInfo(
         "retrieval", "copies what followed the longest match in a corpus on disk",
         "REST arXiv 2311.08252; infini-gram arXiv 2401.17377", "retrieval", True, "a corpus (outrider index build)",
-        RetrievalOptions, _retrieval, "draft/retrieval.py",
+        RetrievalOptions, _retrieval, "draft/retrieval.py", lambda options: check_store(options.store),
     ),
     MethodInfo(
         "rasd", "a draft model's tree joined with what was retrieved, pruned by the draft's first law",
         "arXiv 2503.03434", "model", True, f"{A_DRAFT}; a corpus if there is one",
-        RasdOptions, _rasd, "draft/rasd.py", Role.RUNS, samples=True,
+        RasdOptions, _rasd, "draft/rasd.py", _places, role=Role.RUNS, samples=True,
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +17,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.errors import InputError
-from outrider.methods import MethodInfo, Parts, option
+from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.protocols import Grower, Recipe, Role
 from outrider.recipes.common import (
+    AUTO,
     CONTROLLER_HELP,
+    Candidates,
     ControllerName,
     VerifierName,
-    at_least,
+    budget_option,
+    check_drafter,
     controller,
     cost_curve,
+    no_drafter,
     told_if_compiling,
     verifier,
     wide_steps,
@@ -48,17 +52,17 @@ SOME, MANY = 6, 24
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedOptions:
+class TrainedOptions(Options):
     drafter: str = option(
         "", "a folder made by `outrider train run` or a name in `outrider drafters list`; empty: the target's newest"
     )
-    budget: int = option(0, f"most candidates a step; 0: {MANY} on a GPU, else {SOME}")
-    depth: int = option(6, "how deep a tree may be")
+    budget: Candidates = budget_option(AUTO, f"most candidates a step; auto: {MANY} on a GPU, else {SOME}")
+    depth: int = option(6, "how deep a tree may be", least=1)
     grower: Literal["auto", "topk", "dyspec", "cost-aware", "chain"] = option(
         "auto", "how the tree grows; auto: topk where nothing is drawn, else dyspec"
     )
-    beam: int = option(10, "topk: nodes expanded at each depth")
-    width: int = option(64, "how many of the likeliest tokens a draft row keeps")
+    beam: int = option(10, "topk: nodes expanded at each depth", least=1)
+    width: int = option(64, "how many of the likeliest tokens a draft row keeps", least=1)
     controller: ControllerName = option("payoff", CONTROLLER_HELP)
     verifier: VerifierName = option("recursive", "acceptance rule; the invariant one drafts without sampling")
 
@@ -132,7 +136,7 @@ def drafter_of(parts: Parts, kind: str, named: str) -> Any:
         return parts.drafts[kind, named]
     folder = find_drafter(parts.loaded, kind, named)
     if folder is None:
-        raise InputError(no_drafter(kind, parts.loaded.name))
+        raise no_drafter(kind, repr(parts.loaded.name))
     return parts.drafts.setdefault((kind, named), load_trained(kind, folder, parts.loaded))
 
 
@@ -149,29 +153,17 @@ def kind_of(parts: Parts, named: str) -> str:
     return kind
 
 
-def no_drafter(kind: str, target: str) -> str:
-    add = "; or add a published one with: outrider drafters add FOLDER_OR_HUB_ID --model MODEL" * (kind == "eagle3")
-    return (
-        f"no {kind} drafter is kept or shipped for {target!r}; train one with: outrider train data --model MODEL "
-        f"--out DATA, then outrider train run --kind {kind} --model MODEL --data DATA{add}"
-    )
-
-
 def _build(kind: str, parts: Parts, options: TrainedOptions) -> Recipe:
     from torch import nn
 
     from outrider.draft.grown import Grown
     from outrider.target.packed import PackedLinears
 
-    for name in ("depth", "width", "beam"):
-        at_least(name, getattr(options, name), 1)
-    at_least("budget", options.budget, 0)
-    options = replace(options, budget=options.budget or (MANY if wide_steps(parts) else SOME))
+    nodes = options.budget if isinstance(options.budget, int) else MANY if wide_steps(parts) else SOME
     net = drafter_of(parts, kind, options.drafter)
-    deepest = getattr(net, "deepest", max(options.budget, options.depth))  # heads: one a depth
-    depth = min(options.budget if options.grower == "chain" else options.depth, deepest)
-    budget = controller(options.controller, min(options.budget, depth) if options.grower == "chain" else options.budget,
-                        depth)  # fmt: skip
+    deepest = getattr(net, "deepest", max(nodes, options.depth))  # heads: one a depth
+    depth = min(nodes if options.grower == "chain" else options.depth, deepest)
+    budget = controller(options.controller, min(nodes, depth) if options.grower == "chain" else nodes, depth)
     linears = PackedLinears(nn.ModuleList([net, *getattr(net, "shared", ())]), eight_bits=True)
     made = partial(_classes(kind)[2], net, parts.loaded.model.get_input_embeddings(), width=options.width,
                    active=linears.active)  # fmt: skip
@@ -326,8 +318,14 @@ def _grower(parts: Parts, options: TrainedOptions, depth: int) -> Grower:
 
 def _method(kind: str, summary: str, paper: str, needs: str = A_DRAFTER) -> MethodInfo:
     build: Callable[[Parts, TrainedOptions], Recipe] = partial(_build, kind)
-    return MethodInfo(kind, summary, paper, "feature", True, needs, TrainedOptions, build, f"draft/{kind}.py",
-                      Role.RUNS, samples=True)  # fmt: skip
+
+    def places(options: TrainedOptions) -> None:
+        check_drafter(kind, options.drafter)
+
+    return MethodInfo(
+        kind, summary, paper, "feature", True, needs, TrainedOptions, build, f"draft/{kind}.py", places,
+        role=Role.RUNS, samples=True,
+    )  # fmt: skip
 
 
 RECIPES = (

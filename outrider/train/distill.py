@@ -21,13 +21,14 @@ from outrider.models import LoadedModel
 from outrider.models.drafts import DraftCard, new_draft, own_parameters, save_draft
 from outrider.train.crew import crew
 from outrider.train.dialogue import ANSWER
-from outrider.train.loop import LoopPlan, Point, Progress, fast, finish, parts, prepare, train
+from outrider.train.loop import LoopPlan, Point, Progress, fast, finish, parts, prepare, setting, train
 from outrider.train.losses import LOSSES, Loss, acceptance
 from outrider.train.selfdata import SelfData
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DistillPlan(LoopPlan):
+    batch: int = setting(32, "sequences an update", 1)
     layers: tuple[int, ...]
 
 

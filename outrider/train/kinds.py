@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import InputError, UnknownName
+from outrider.errors import InputError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from outrider.models import LoadedModel
@@ -71,7 +71,7 @@ KINDS = {
 
 def find_kind(name: str) -> Kind:
     if name not in KINDS:
-        raise UnknownName(f"unknown kind {name!r}; known kinds: {', '.join(KINDS)}")
+        raise UnknownName(f"unknown kind {name!r}; {did_you_mean(name, KINDS)}known kinds: {', '.join(KINDS)}")
     return KINDS[name]
 
 
@@ -84,7 +84,9 @@ def plan_of(kind: Kind, given: Mapping[str, Any]) -> LoopPlan:
         if name not in kind.settings:
             having = [other.name for other in KINDS.values() if name in other.settings]
             whose = f" (a setting of {', '.join(having)})" if having else ""
-            raise InputError(f"kind {kind.name} has no setting {name!r}{whose}; its own: {', '.join(kind.settings)}")
+            hint = did_you_mean(name, kind.settings)
+            own = ", ".join(kind.settings)
+            raise InputError(f"kind {kind.name} has no setting {name!r}{whose}; {hint}its own: {own}")
         values[name] = _convert(name, value, hints[name])
     plan = kind.plan(**values)
     check_plan(plan)

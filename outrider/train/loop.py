@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outrider.errors import InputError, UnknownName
+from outrider.errors import InputError, UnknownName, did_you_mean
 from outrider.models.drafts import CARD
 from outrider.train.crew import Crew, crew
 from outrider.train.losses import LOSSES, Loss
@@ -40,8 +40,8 @@ def setting(default: Any, help: str, least: float | None = None) -> Any:
 class LoopPlan:
     """Settings that all kinds have."""
 
-    steps: int = setting(2000, "updates of the drafter", 0)
-    batch: int = setting(32, "sequences an update", 1)
+    steps: int = setting(3000, "updates of the drafter", 0)
+    batch: int = setting(16, "sequences an update", 1)
     lr: float = setting(1e-3, "highest learning rate", 1e-9)
     warmup: float = setting(0.05, "share of the steps in which the rate rises", 0)
     weight_decay: float = setting(0.01, "of AdamW", 0)
@@ -139,7 +139,8 @@ def train(
 
 def check_plan(plan: LoopPlan) -> None:
     if plan.loss not in LOSSES:
-        raise UnknownName(f"unknown loss {plan.loss!r}; known losses: {', '.join(LOSSES)}")
+        hint = did_you_mean(plan.loss, LOSSES)
+        raise UnknownName(f"unknown loss {plan.loss!r}; {hint}known losses: {', '.join(LOSSES)}")
     for own in fields(plan):
         value, least = getattr(plan, own.name), own.metadata.get("least")
         if least is not None and not (value >= least and math.isfinite(value)):

@@ -138,17 +138,21 @@ def _enough(folder: Path, fingerprint: str, plan: DataPlan) -> SelfData | None:
 
 def read_data(folder: Path, fingerprint: str) -> SelfData:
     """All the text in `folder`; refused where another target wrote it."""
-    paths = sorted(folder.glob("shard-*.safetensors"))
-    if not paths:
-        raise InputError(f"{folder}: no text here; write some with: outrider train data --out {folder}")
     shards = []
-    for path in paths:
+    for path in shards_of(folder):
         about, shard = _load(path)
         writer = json.loads(about["plan"])["target"]
         if writer != fingerprint:
             raise InputError(f"{path} was written by another target ({writer}), not by this one ({fingerprint})")
         shards.append(shard)
     return joined(shards)
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The files of a text; refused where there is none."""
+    if not (paths := sorted(folder.glob("shard-*.safetensors"))):
+        raise InputError(f"{folder}: no text here; write some with: outrider train data --out {folder}")
+    return paths
 
 
 def joined(shards: Sequence[SelfData]) -> SelfData:

@@ -14,8 +14,8 @@ from outrider import methods
 from outrider.cli import app
 from outrider.control.fixed import Fixed
 from outrider.draft.prompt_lookup import PromptLookup
+from outrider.methods import Options
 from outrider.protocols import Budget, Recipe
-from outrider.recipes.basic import NoOptions
 from outrider.verify.invariant import Invariant
 
 FIGURES = {
@@ -126,7 +126,7 @@ def interrupting() -> Iterator[str]:
                 raise KeyboardInterrupt
 
     info = methods.MethodInfo(
-        "interrupting", "", "-", "test", True, "nothing", NoOptions,
+        "interrupting", "", "-", "test", True, "nothing", Options,
         lambda parts, options: Recipe("interrupting", Pressing(), Invariant(), Fixed(Budget(0, 0))),
     )  # fmt: skip
     methods.register(info)
@@ -197,7 +197,7 @@ def test_step_costs_from_the_command_line(model_folder: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--out", "x", "--systems", "nonsense"), "known methods"),
+        (("run", "--out", "x", "--systems", "nonsense"), "known systems"),
         (("run", "--out", "x", "--suite", "nonsense"), "known suites"),
         (("run", "--out", "x", "--rounds", "1"), "3 rounds or more"),
         (("run", "--out", "x", "--batch", "1,x"), "--batch 1,x"),

@@ -74,6 +74,14 @@ def test_the_table_shows_absolute_speed_speedup_and_whether_the_output_is_the_sa
     assert "rag" in text and "toy in float64" in text
 
 
+def test_a_runtime_in_a_precision_of_its_own_is_named_instead_of_the_models(stage: Stage) -> None:
+    stage.target.runtime, stage.target.precision = "native", "int8"  # type: ignore[attr-defined]
+    plan = Plan(SamplingParams(max_new_tokens=4))
+    made = result(compare(stage, [Prompt("one", ("aab",))], [stage.contender("plain")], plan))  # type: ignore[arg-type]
+    assert made["settings"]["precision"] == "int8" and made["settings"]["runtime"] == "native"
+    assert "toy in int8 by native on cpu" in shown(made) and "float64" not in shown(made)
+
+
 def test_an_unfinished_or_disturbed_measurement_says_so(figures: dict[str, Any]) -> None:
     assert "interrupted" not in shown(figures)
     figures["complete"] = False

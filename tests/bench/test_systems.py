@@ -65,7 +65,8 @@ def test_groups_of_names(cache: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "error", "message"),
-    [("nonsense", UnknownName, "known methods"), ("transformers:nonsense", InputError, "its modes: plain"),
+    [("nonsense", UnknownName, "known systems"), ("sufix", UnknownName, "did you mean suffix"),
+     ("transformers:nonsense", InputError, "its modes: plain"),
      ("vllm-cpu:prompt-lookup", InputError, "ngram")],
 )  # fmt: skip
 def test_a_bad_name_is_refused_with_the_remedy(names: str, error: type[Exception], message: str) -> None:

@@ -35,6 +35,7 @@ def test_verdict_is_the_status_and_the_json_the_evidence(folder: str, tmp_path: 
     assert report["verdict"] == "same output"
     assert [part["name"] for part in report["parts"]] == list(gate.PARTS)
     assert "verdict: same output" in done.stdout and "martingale" in done.stdout
+    assert "in float32 by eager" in done.stdout and "drawn from a draft at" in " ".join(done.stdout.split())
 
 
 def test_json_alone_is_all_of_standard_output(folder: str) -> None:

@@ -76,6 +76,29 @@ def test_a_mixture_with_a_part_that_draws_is_exact(tiny_llama: LoadedModel, part
 
 
 @pytest.mark.usefixtures("small_enumeration")
+def test_a_proof_without_candidates_says_that_it_is_vacuous(tiny_llama: LoadedModel) -> None:
+    report = check(tiny_llama, "retrieval", size=TINY)  # no store: it never proposes
+    parts = {part.name: part for part in report.parts}
+    assert report.verdict == "same output" and parts["martingale"].outcome is Outcome.VACUOUS
+    assert "proposed nothing" in parts["martingale"].summary and "proposed nothing" in parts["greedy"].summary
+    assert "but not its drafting; give it what it needs (a corpus (outrider index build))" in report.hint
+    assert report.as_dict()["hint"] == report.hint and report.as_dict()["parts"][-1]["proposed"] == 0
+
+
+@pytest.mark.usefixtures("small_enumeration")
+def test_a_summary_tells_how_many_candidates_were_put_to_the_test(tiny_llama: LoadedModel) -> None:
+    def summaries(rule: str) -> dict[str, str]:
+        report = check(tiny_llama, "prompt-lookup", {"verifier": rule}, size=TINY)
+        assert not report.hint and min(part.proposed for part in report.parts if part.proposed is not None) > 0
+        return {part.name: part.summary for part in report.parts}
+
+    invariant, coupled = summaries("invariant"), summaries("rejection")
+    assert "candidates of the method's own and" in invariant["greedy"] and "in forced trees" in invariant["seeded"]
+    assert "candidates stood at" in invariant["martingale"] and "see exhaustive and seeded" in invariant["martingale"]
+    assert "all chosen and none drawn" in coupled["martingale"] and "see exhaustive" in coupled["martingale"]
+
+
+@pytest.mark.usefixtures("small_enumeration")
 @pytest.mark.parametrize("runtime", ["eager", "openvino", "native"])
 def test_bugs_are_planted_in_the_runtime_under_test(tiny_llama: LoadedModel, runtime: str) -> None:
     planted = [bug for bug in bugs.named(bugs.ALL) if bug.name in RUNTIME_BUGS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from outrider.constrain.style import STRENGTH, Style
 
 
 @pytest.fixture
-def styled(engine: Any) -> Any:
+def styled(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The pretended engine with a style of its own, whatever the file."""
+    monkeypatch.chdir(tmp_path)
+    Path("some.txt").write_text("a style")
     engine.style = lambda path, strength=STRENGTH: Style.from_tokens([[1, 2, 3]], 8, strength)
     return engine
 
@@ -42,7 +45,12 @@ def test_without_a_style_nothing_is_announced(run: Any, styled: Any) -> None:
 
 
 @pytest.mark.parametrize("command", [("generate", "Hello"), ("chat",)])
-def test_a_strength_without_a_style_is_refused_before_a_model_is_loaded(run: Any, styled: Any, command) -> None:
-    result = run(*command, "--style-strength", "0.2")
-    assert result.exit_code == 2 and "--style-strength" in result.output
+@pytest.mark.parametrize(
+    "more",
+    [("--style-strength", "0.2"), ("--style", "none.txt"), ("--style", "some.txt", "--style-strength", "-1")],
+    ids=["a strength without a style", "no such file", "a negative strength"],
+)
+def test_a_style_that_cannot_be_is_refused_before_a_model_is_loaded(run: Any, styled: Any, command, more) -> None:
+    result = run(*command, *more)
+    assert result.exit_code == 2 and "--style" in result.output
     assert not styled.loaded

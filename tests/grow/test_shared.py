@@ -18,9 +18,9 @@ from outrider.engine import Engine
 from outrider.errors import InputError
 from outrider.grow.chain import Chain
 from outrider.grow.shared import SharedRace
+from outrider.methods import Options
 from outrider.noise import DRAFT, VERIFY, StreamNoise
 from outrider.protocols import Budget, Recipe
-from outrider.recipes.basic import NoOptions
 from outrider.sampling import SamplingParams
 from outrider.verify.invariant import Invariant
 from outrider.verify.rejection import Rejection
@@ -77,7 +77,7 @@ def _started() -> ToySource:
 def test_a_coupled_rule_refuses_shared_noise() -> None:
     drafter = Grown(ToySource(ToyLM(5)), SharedRace(), sampled=True, shared_noise=True)
     recipe = Recipe("x", drafter, Rejection(), Fixed(Budget(1, 1)))
-    info = methods.MethodInfo("x", "x", "-", "test", True, "nothing", NoOptions, lambda *_: recipe)
+    info = methods.MethodInfo("x", "x", "-", "test", True, "nothing", Options, lambda *_: recipe)
     methods.register(info)
     try:
         with pytest.raises(InputError, match="draws with the target's own noise"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -15,12 +18,15 @@ from typer.testing import CliRunner
 
 from outrider.api import Outrider
 from outrider.cli import app
+from outrider.errors import InputError
 from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import read_card, shipped_draft
 from outrider.models.kept import drafters_folder, find_drafter
 from outrider.train import loop
 from outrider.train.kinds import KINDS
+from outrider.train.loop import LoopPlan
 from outrider.train.losses import LOSSES
+from outrider.train.selfdata import SelfData
 
 
 def run(*command: str) -> dict:
@@ -88,6 +94,8 @@ def test_a_killed_run_goes_on_from_the_last_checkpoint_that_was_asked_for(
     monkeypatch.setattr(loop, "batch_of", lambda data, plan, step: (killed(step), batch_of(data, plan, step))[1])
     cut = CliRunner().invoke(app, ["train", *command, str(tmp_path / "cut")])
     assert cut.exit_code == 130 and (tmp_path / "cut" / loop.CHECKPOINT).exists()
+    pasted = shlex.join(["outrider", "train", *command, str(tmp_path / "cut")])
+    assert cut.stderr == f"interrupted; go on with: {pasted}\n"
     again = run(*command, str(tmp_path / "cut"))
     assert steps == [*range(11), *range(8, 12)]
     assert [{**point, "seconds": 0} for point in again["curve"][1:]] == [
@@ -189,6 +197,39 @@ def test_help_lists_every_loss_and_kind(monkeypatch: pytest.MonkeyPatch) -> None
     assert table.exit_code == 0 and "feature_weight" in table.output
     listed = run("kinds")["rows"]
     assert [row["kind"] for row in listed] == list(KINDS) and listed[0]["settings"]["unroll"]["default"] == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_run_takes_the_defaults_that_kinds_lists(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[LoopPlan] = []
+
+    def train_drafter(kind: str, target: LoadedModel, text: SelfData, plan: LoopPlan, *_: Any, **__: Any) -> None:
+        plans.append(plan)
+        raise InputError("enough")
+
+    monkeypatch.setattr("outrider.cli.train.train_drafter", train_drafter)
+    monkeypatch.setattr("outrider.train.selfdata.read_data", lambda *_: None)
+    (tmp_path / "shard-0.safetensors").touch()
+    more = ("--model", str(model), "--device", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert "enough" in refused("run", "--kind", kind, *more)
+    listed = next(row["settings"] for row in run("kinds") if row["kind"] == kind)
+    assert json.loads(json.dumps(asdict(plans[0]))) == {name: own["default"] for name, own in listed.items()}
+
+
+def test_folders_that_are_none_are_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.models.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    empty, out, prompts = str(tmp_path), str(tmp_path / "out"), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "w3"}\n')
+    for command in (("run",), ("trim", "--drafter", empty), ("replay", "--drafter", empty),
+                    ("on-policy", "--drafter", empty)):  # fmt: skip
+        assert "no text here" in refused(*command, "--data", empty, "--out", out)
+    assert "no draft here" in refused("eval", "--drafter", empty, "--prompts", str(prompts))
+    (tmp_path / "shard-0.safetensors").touch()
+    assert "no draft here" in refused("run", "--data", empty, "--from", empty, "--out", out)
 
 
 def test_the_shipped_drafter_is_small_belongs_to_the_embedded_model_and_is_accepted(smollm2: LoadedModel) -> None:

@@ -238,6 +238,7 @@ def test_the_command(four_layers, drafter, text, tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr("outrider.models.load_model", lambda *_, **__: four_layers)
     monkeypatch.setattr("outrider.train.selfdata.read_data", lambda *_: text)
+    monkeypatch.setattr("outrider.train.selfdata.shards_of", lambda *_: [])
     app = typer.Typer()
     app.command()(trim)
     line = ["--drafter", str(drafter), "--data", "x", "--out", str(tmp_path / "small")]
