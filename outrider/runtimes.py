@@ -226,11 +226,13 @@ RUNTIMES = {
     for runtime in (
         Runtime("graphs", "transformers on CUDA, a whole step as one graph of fused kernels", (), _no_cuda, _graphs),
         Runtime(
-            "openvino", "OpenVINO graphs on the CPU, float32 or with int8 and int4 weights",
+            "openvino", "OpenVINO graphs on the CPU, float32 or with int8 and int4 weights; rows have the same bits in "
+            "any step where the processor's products do (AVX-512), which is tried at load",
             ("float32", "int8", "int4", "int8-weights", "int4-weights"), _openvino_obstacle, _openvino, measured=True,
         ),
         Runtime(
-            "native", "Llama-like models on the CPU, a whole step as one compiled call; int8 and int4 weights",
+            "native", "Llama-like models on the CPU, a whole step as one compiled call; int8 and int4 weights; rows "
+            "have the same bits in any step",
             ("float32", "int8", "int4"), _native_obstacle, _native, measured=True,
         ),
         Runtime("eager", "transformers on PyTorch, layer by layer: all models and devices", (), lambda *_: "", _eager),
