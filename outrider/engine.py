@@ -43,10 +43,10 @@ class Engine:
     def __init__(
         self, target: Target, recipe: Recipe, *, eos_ids: Iterable[int] = (), decode: Decode | None = None,
         strict: bool = False, max_queue: int = 4096, make_noise: NoiseMaker = StreamNoise,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
         self.target, self.recipe, self.decode, self.strict = target, recipe, decode, strict
-        self.clock = clock  # of the steps: what a controller decides by
+        self.clock = clock or time.perf_counter  # of the steps: what a controller decides by
         self.eos_ids = frozenset(eos_ids)
         self.max_queue, self.make_noise = max_queue, make_noise
         self.queue: deque[Running] = deque()

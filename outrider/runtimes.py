@@ -127,15 +127,14 @@ def build_draft(model: Any, target: Target, **limits: Any) -> Target:
 def ran(target: Target, model: Any) -> dict[str, str]:
     """What reports say of a run: the runtime's name, and the precision of its weights, which may not be the model's."""
     dtype = str(model.dtype).removeprefix("torch.")
-    return {
-        "runtime": getattr(target, "runtime", type(target).__name__), "precision": getattr(target, "precision", dtype)
-    }  # fmt: skip
+    traits = target.traits
+    return {"runtime": traits.runtime or type(target).__name__, "precision": traits.precision or dtype}
 
 
 def advise(source: Any, target: Target, model: Any) -> None:
     """Say how a GGUF file of quantised weights that runs in float32 would run several times as fast."""
-    chosen = RUNTIMES.get(getattr(target, "runtime", ""))
-    if chosen is None or ROUNDED not in chosen.precisions or getattr(target, "precision", "") != "float32":
+    chosen = RUNTIMES.get(target.traits.runtime)
+    if chosen is None or ROUNDED not in chosen.precisions or target.traits.precision != "float32":
         return
     if not isinstance(source, str | PathLike) or Path(source).suffix != ".gguf":
         return
@@ -258,11 +257,13 @@ RUNTIMES = {
     for runtime in (
         Runtime("graphs", "transformers on CUDA, a whole step as one graph of fused kernels", (), _no_cuda, _graphs),
         Runtime(
-            "openvino", "OpenVINO graphs on the CPU, float32 or with int8 and int4 weights",
+            "openvino", "OpenVINO graphs on the CPU, float32 or with int8 and int4 weights; rows have the same bits in "
+            "any step where the processor's products do (AVX-512), which is tried at load",
             ("float32", "int8", "int4", "int8-weights", "int4-weights"), _openvino_obstacle, _openvino, measured=True,
         ),
         Runtime(
-            "native", "Llama-like models on the CPU, a whole step as one compiled call; int8 and int4 weights",
+            "native", "Llama-like models on the CPU, a whole step as one compiled call; int8 and int4 weights; rows "
+            "have the same bits in any step",
             ("float32", "int8", "int4"), _native_obstacle, _native, measured=True,
         ),
         Runtime("eager", "transformers on PyTorch, layer by layer: all models and devices", (), lambda *_: "", _eager),

@@ -187,9 +187,9 @@ def run(
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
     plan = plan_of(find_kind(kind), given)
-    check_folders(text, begin)
     if folder is not None:
         check_drafter_folder(folder)
+    check_folders(text, begin)
     from outrider.models import load_model
     from outrider.train.crew import crew
     from outrider.train.selfdata import read_data

@@ -1,7 +1,8 @@
 """Attention of several heads and rows over a slot's cache: the committed text, then a row's own ancestors.
 
-Keys lie in blocks of positions, a dimension's values side by side, so that a block is scored in vectors; values lie row
-by row. Rows in flight stand behind the text in the order of their tree; the scores of a row's ancestors are drawn
+Keys and values lie in blocks of positions, some blocks of all layers and heads to a page: a short text touches little
+memory. In a block of keys a dimension's values are side by side, so that it is scored in vectors; values lie row by
+row. Rows in flight stand behind the text in the order of their tree; the scores of a row's ancestors are drawn
 together, so that everything after sees a plain text. Products are added in the order of positions or dimensions, one at
 a time: a row's bits are those of the same text in any tree. All that reads the same keys goes through a block together,
 while it is near, and what is read into a register serves three of them.
@@ -37,6 +38,7 @@ from outrider.native.building import (
 from outrider.native.numbers import fma, softmax
 
 BLOCK = 64  # positions whose keys lie together, and of values that are added together
+PAGE = 4  # blocks that a head has side by side: read as fast as a whole text in one piece, and touched together
 MOST = 24  # heads, of all rows, that go through a block together
 FLOAT = 4  # bytes
 Array = NDArray[np.float32]
@@ -44,20 +46,28 @@ _ZERO = np.float32(0.0)
 
 
 @compiled
+def block_of(stored: Array, block: int, layer: int, kv: int) -> Array:
+    """Keys or values of one head in a slot: [D, BLOCK] or [BLOCK, D]."""
+    return stored[block // PAGE, layer, kv, block % PAGE]
+
+
+@compiled
 def attend(
     heads: Array,  # [H, D]: queries, scaled, row by row; overwritten by what they find
     group: int,  # heads of a row that share keys
     skipped: int,  # heads of the first row that are not among these
-    keys: Array,  # [blocks, D, BLOCK]
-    values: Array,  # [blocks * BLOCK, D]
+    keys: Array,  # [pages, L, kv_heads, PAGE, D, BLOCK]: of a slot
+    values: Array,  # [pages, L, kv_heads, PAGE, BLOCK, D]
+    layer: int,
+    kv: int,  # the head whose keys and values they are
     length: int,  # positions of committed text
     sees: NDArray[np.bool_],  # [R, nodes]: a row's ancestors among the rows in flight, and itself, the last
     window: int,  # positions that a row sees, itself among them; 0: all
-    scores: Array,  # [H or more, blocks * BLOCK or more], overwritten
+    scores: Array,  # [H or more, positions or more], overwritten
 ) -> None:
     apart()
     many, dim, nodes = len(heads), heads.shape[1], sees.shape[1]
-    reach, size, here = length + nodes, BLOCK * dim * FLOAT, address(values)
+    reach = length + nodes
     none, one = int(np.int64(0)), int(np.int64(1))  # numba would compile `_add` anew for a number in a call
     lowest, first, last = reach, 0, reach  # where a row begins, and what all see as plain text
     for row in range(len(sees)):
@@ -65,9 +75,12 @@ def attend(
         lowest, first, last = min(lowest, begin), max(first, begin), min(last, text)
     last = max(first, last)
     blocks = (reach + BLOCK - 1) // BLOCK
+    here = address(block_of(values, first // BLOCK, layer, kv)) + first % BLOCK * dim * FLOAT
+    behind = address(block_of(keys, lowest // BLOCK, layer, kv)) + BLOCK * dim * FLOAT  # the next head's keys
     for block in range(lowest // BLOCK, blocks):
-        coming = address(keys) + (block + 1) * size if block + 1 < blocks else here + first * dim * FLOAT
-        _add(scores, none, many, block * BLOCK, keys.shape[2], heads, none, keys[block], none, dim, one, coming)
+        coming = address(block_of(keys, block + 1, layer, kv)) if block + 1 < blocks else here
+        own = block_of(keys, block, layer, kv)
+        _add(scores, none, many, block * BLOCK, own.shape[1], heads, none, own, none, dim, one, coming)
     for row in range(len(sees)):
         begin, text, end = _seen(sees[row], length, window)
         low, high = max(0, row * group - skipped), min(many, (row + 1) * group - skipped)
@@ -80,20 +93,39 @@ def attend(
             softmax(own[begin:end])
             for d in range(dim):
                 heads[head, d] = _ZERO
-        _add(heads, low, high, none, dim, scores, begin, values, begin, min(first, text) - begin, none, here)
-    for at in range(first, last, BLOCK):
-        coming = here + (at + BLOCK) * dim * FLOAT if at + BLOCK < last else address(keys) + keys.size * FLOAT
-        _add(heads, none, many, none, dim, scores, at, values, at, min(BLOCK, last - at), none, coming)
+        _collect(heads, low, high, scores, begin, begin, min(first, text) - begin, values, layer, kv, here)
+    _collect(heads, none, many, scores, first, first, last - first, values, layer, kv, behind)
     for row in range(len(sees)):
         begin, text, _ = _seen(sees[row], length, window)
         low, high = max(0, row * group - skipped), min(many, (row + 1) * group - skipped)
-        _add(heads, low, high, none, dim, scores, last, values, last, text - last, none, here)
+        _collect(heads, low, high, scores, last, last, text - last, values, layer, kv, here)
         at = text
         for node in range(text - length, nodes):
             if sees[row, node]:
                 if at >= begin:
-                    _add(heads, low, high, none, dim, scores, at, values, length + node, one, none, here)
+                    _collect(heads, low, high, scores, at, length + node, one, values, layer, kv, here)
                 at += 1
+
+
+@compiled
+def _collect(
+    heads: Array, low: int, high: int, scores: Array, position: int, place: int, count: int, values: Array, layer: int,
+    kv: int, after: int,
+) -> None:  # fmt: skip
+    """Changes heads[low:high]: plus `count` values from `place` on, by their scores from `position` on.
+
+    After: the address of what is read behind them.
+    """
+    apart()
+    none, dim = int(np.int64(0)), heads.shape[1]
+    done = none
+    while done < count:
+        at = place + done
+        block, row = at // BLOCK, at % BLOCK
+        some, own = min(BLOCK - row, count - done), block_of(values, block, layer, kv)
+        coming = address(block_of(values, block + 1, layer, kv)) if done + some < count else after
+        _add(heads, low, high, none, dim, scores, position + done, own, row, some, none, coming)
+        done += some
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.attention import BLOCK, MOST, attend
+from outrider.native.attention import BLOCK, MOST, attend, block_of
 from outrider.native.building import apart
 from outrider.native.linear import share
 from outrider.native.numbers import copy, gate, norm, rotate
@@ -51,10 +51,10 @@ class Shape(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Keys and values of all slots; see `attention` for the order of keys."""
+    """Keys and values of all slots; see `attention` for their order."""
 
-    keys: Floats  # [L, slots, kv_heads, blocks, D, BLOCK]
-    values: Floats  # [L, slots, kv_heads, blocks * BLOCK, D]
+    keys: Floats  # [slots, pages, L, kv_heads, PAGE, D, BLOCK]
+    values: Floats  # [slots, pages, L, kv_heads, PAGE, BLOCK, D]
 
 
 class Batch(NamedTuple):
@@ -202,7 +202,7 @@ def _project(
     many = heads + 2 * kv_heads
     first, last = many * me // threads, many * (me + 1) // threads
     product(weights.qkv, layer, work.from_hidden, at, rows, work.qkv, first * dim, last * dim)
-    keys, values, scale = store.keys[layer], store.values[layer], np.float32(shape.scale)
+    scale = np.float32(shape.scale)
     for row in range(rows):
         slot, place, cos, sin = batch.slots[row], batch.places[row], batch.cos[row], batch.sin[row]
         for head in range(first, last):
@@ -217,11 +217,12 @@ def _project(
                 if weights.key_norm.shape[1]:
                     norm(own, weights.key_norm[layer], shape.epsilon, own)
                 rotate(own, cos, sin)
-                block = keys[slot, head - heads, place // BLOCK]
+                keys = block_of(store.keys[slot], place // BLOCK, layer, head - heads)
                 for d in range(dim):
-                    block[d, place % BLOCK] = own[d]
+                    keys[d, place % BLOCK] = own[d]
             else:
-                copy(own, values[slot, head - heads - kv_heads, place])
+                values = block_of(store.values[slot], place // BLOCK, layer, head - heads - kv_heads)
+                copy(own, values[place % BLOCK])
 
 
 @compiled
@@ -234,7 +235,7 @@ def _attend(
     every = rows * group  # that read one head's keys
     unit = group if rows * shape.kv_heads >= threads else 1  # a row's stay together, unless threads would be idle
     items = shape.kv_heads * every // unit
-    keys, values, heads = store.keys[layer], store.values[layer], work.heads[me]
+    heads = work.heads[me]
     at, stop = items * me // threads * unit, items * (me + 1) // threads * unit
     while at < stop:
         kv, first = at // every, at % every
@@ -248,7 +249,7 @@ def _attend(
             head = kv * group + (first + i) % group
             copy(work.qkv[(first + i) // group, head * dim : (head + 1) * dim], heads[i])
         attend(
-            heads[:many], group, first % group, keys[slot, kv], values[slot, kv], length,
+            heads[:many], group, first % group, store.keys[slot], store.values[slot], layer, kv, length,
             batch.sees[row:behind, : batch.places[behind - 1] - length + 1], window, work.scores[me],
         )  # fmt: skip
         for i in range(many):

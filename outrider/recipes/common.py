@@ -177,10 +177,10 @@ def check_drafter(kind: str, named: str) -> None:
 
 
 def no_drafter(kind: str, target: str = "any model") -> InputError:
+    add = "; or add a published one with: outrider drafters add FOLDER_OR_HUB_ID --model MODEL" * (kind == "eagle3")
     return InputError(
-        f"no {kind} drafter comes with the package for {target}; train one with: outrider train data --model MODEL "
-        f"--out DATA, then outrider train run --kind {kind} --model MODEL --data DATA --out DRAFTER, and name it with: "
-        "--option drafter=DRAFTER"
+        f"no {kind} drafter is kept or shipped for {target}; train one with: outrider train data --model MODEL "
+        f"--out DATA, then outrider train run --kind {kind} --model MODEL --data DATA{add}"
     )
 
 

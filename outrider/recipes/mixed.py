@@ -24,7 +24,7 @@ from outrider.recipes.common import (
     verifier,
     wide_steps,
 )
-from outrider.recipes.trained import kind_of
+from outrider.recipes.trained import kind_of, kind_of_folder
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
@@ -123,6 +123,8 @@ def _check_rule(options: MixOptions, drawn: bool) -> None:
 def _places(options: MixOptions) -> None:
     check_store(options.store)
     check_draft(options.draft)
+    if options.drafter:
+        kind_of_folder(options.drafter)
     for name in () if options.parts == AUTO else _names(options.parts, options):
         methods.check(name, _shared(methods.find(name), options, 1))
 

@@ -142,11 +142,18 @@ def drafter_of(parts: Parts, kind: str, named: str) -> Any:
 
 def kind_of(parts: Parts, named: str) -> str:
     """Of the drafter that is named, else the first kind of which the target has one; empty where there is none."""
-    from outrider.models.drafts import read_card
-    from outrider.models.kept import find_drafter, named_folder
+    from outrider.models.kept import find_drafter
 
-    if not named:
-        return next((kind for kind in KINDS if find_drafter(parts.loaded, kind) is not None), "")
+    if named:
+        return kind_of_folder(named)
+    return next((kind for kind in KINDS if find_drafter(parts.loaded, kind) is not None), "")
+
+
+def kind_of_folder(named: str) -> str:
+    """Of the drafter in this folder, or kept under this name."""
+    from outrider.models.drafts import read_card
+    from outrider.models.kept import named_folder
+
     kind = read_card(named_folder(named)).kind
     if kind not in KINDS:
         raise InputError(f"option drafter is {named!r}, a drafter of kind {kind}; use one of {', '.join(KINDS)}")

@@ -8,6 +8,7 @@ slot is a bin for padding. Nothing grows: sliding-window layers keep all rows to
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,7 +68,10 @@ class SlotCache(Cache):
         for shape in dict.fromkeys(shapes):
             layers = [i for i, other in enumerate(shapes) if other == shape]
             rows = (len(layers), slots, shape.heads, self.capacity)
-            keys, values = (zeros((*rows, dim), shape.dtype, shape.device) for dim in (shape.key_dim, shape.value_dim))
+            keys, values = (
+                zeros((*rows, dim), shape.dtype, shape.device, scattered=True)
+                for dim in (shape.key_dim, shape.value_dim)
+            )
             self.blocks.append((keys, values))
             for place, layer in enumerate(layers):
                 self._keys[layer], self._values[layer] = keys[place], values[place]
@@ -143,12 +147,22 @@ class SlotCache(Cache):
                 tensor[:, slot, :, -1].zero_()
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU the pages are not touched before they are used, so a generous bound costs nothing."""
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, scattered: bool = False) -> Tensor:
+    """Zeros; on a CPU the pages are not touched before they are used, so a generous bound costs nothing.
+
+    Scattered: what is used lies in many short stretches far apart, each of which would touch megabytes in large pages.
+    Otherwise pages are as large as they come, which is faster to read.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    line = 64  # align to a cache line
     size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + line, dtype=np.uint8)
-    offset = -raw.ctypes.data % line
-    return torch.from_numpy(raw[offset : offset + size]).view(dtype).view(shape)
+    if scattered and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+        raw = np.frombuffer(pages, dtype=np.uint8, count=size)
+    else:
+        line = 64  # align to a cache line
+        wide = np.zeros(size + line, dtype=np.uint8)
+        offset = -wide.ctypes.data % line
+        raw = wide[offset : offset + size]
+    return torch.from_numpy(raw).view(dtype).view(shape)

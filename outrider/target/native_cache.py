@@ -1,7 +1,9 @@
 """NativeCache: keys and values of all slots as the native step reads them.
 
-Nothing grows: memory that was never used is not touched. Rows in flight stand behind the committed text, node i of a
-tree at length + i. What lies behind a row's own place is never read, so a released slot need not be wiped.
+Nothing grows: memory that was never used is not touched. Pages of a slot's text lie one after another, each with all
+layers and heads, so that short texts touch little even where memory comes in pieces of megabytes. Rows in flight stand
+behind the committed text, node i of a tree at length + i. What lies behind a row's own place is never read, so a
+released slot need not be wiped.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.attention import BLOCK
+from outrider.native.attention import BLOCK, PAGE, block_of
 from outrider.native.numbers import copy
 from outrider.native.step import Store
 from outrider.target.cache import LayerShape, zeros
@@ -21,11 +23,11 @@ from outrider.target.cache import LayerShape, zeros
 class NativeCache:
     def __init__(self, shapes: Sequence[LayerShape], slots: int, capacity: int) -> None:
         """Layers of equal shapes."""
-        shape, blocks = shapes[0], -(-capacity // BLOCK)
-        rows = (len(shapes), slots, shape.heads)
-        self.slots, self.capacity = slots, blocks * BLOCK
-        keys = zeros((*rows, blocks, shape.key_dim, BLOCK), shape.dtype, shape.device).numpy()
-        values = zeros((*rows, self.capacity, shape.value_dim), shape.dtype, shape.device).numpy()
+        shape, pages = shapes[0], -(-capacity // (PAGE * BLOCK))
+        rows = (slots, pages, len(shapes), shape.heads, PAGE)
+        self.slots, self.capacity = slots, pages * PAGE * BLOCK
+        keys = zeros((*rows, shape.key_dim, BLOCK), shape.dtype, shape.device).numpy()
+        values = zeros((*rows, BLOCK, shape.value_dim), shape.dtype, shape.device).numpy()
         self.store = Store(keys, values)
         self.move((), (), ())  # compiled before anybody waits for it
 
@@ -39,9 +41,9 @@ class NativeCache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Changes state: the first `length` rows of one slot become those of another."""
-        keys, values, blocks = self.store.keys, self.store.values, -(-length // BLOCK)
-        keys[:, target, :, :blocks] = keys[:, source, :, :blocks]
-        values[:, target, :, :length] = values[:, source, :, :length]
+        pages = -(-length // (PAGE * BLOCK))
+        for stored in self.store:
+            stored[target, :pages] = stored[source, :pages]
 
     def wipe(self, slot: int, length: int) -> None:
         """Forget a slot: nothing to do."""
@@ -53,9 +55,12 @@ def _move(
 ) -> None:  # fmt: skip
     for i in range(len(slots)):
         slot, source, target = slots[i], sources[i], targets[i]
-        for layer in range(store.keys.shape[0]):
-            for head in range(store.keys.shape[2]):
-                keys, values = store.keys[layer, slot, head], store.values[layer, slot, head]
-                copy(values[source], values[target])
-                for d in range(keys.shape[1]):
-                    keys[target // BLOCK, d, target % BLOCK] = keys[source // BLOCK, d, source % BLOCK]
+        for layer in range(store.keys.shape[2]):
+            for head in range(store.keys.shape[3]):
+                keys = block_of(store.keys[slot], source // BLOCK, layer, head)
+                values = block_of(store.values[slot], source // BLOCK, layer, head)
+                new_keys = block_of(store.keys[slot], target // BLOCK, layer, head)
+                new_values = block_of(store.values[slot], target // BLOCK, layer, head)
+                copy(values[source % BLOCK], new_values[target % BLOCK])
+                for d in range(len(keys)):
+                    new_keys[d, target % BLOCK] = keys[d, source % BLOCK]

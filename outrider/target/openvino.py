@@ -1,11 +1,11 @@
 """OpenVINOTarget: runs a converted model on the CPU; slots, prefill, trees and commits are those of the eager runtime.
 
-A row's result is the same to the last bit in any tree, batch and prefill, behind prefixes of any length; int8
-activations (precisions int8 and int4) need that, because they round a last bit into a visible difference. Checked at
-load, because it rests on the order in which the plugin's products add. Where nothing is rounded (float32, and any
-precision on processors without products of int8) a row alone may differ from the same row among others as float32
-sums do. With int8 or int4 weights the model is another one, and "the same output" means that of plain decoding in the
-same precision. Cost: one inference a step.
+A row's result is the same to the last bit in any tree, batch and prefill, behind prefixes of any length, where the
+plugin's products add in one order for any number of rows, as with AVX-512; `same_bits` says whether they did when it
+was tried at load. int8 activations (precisions int8 and int4) need that, because they round a last bit into a visible
+difference. Where nothing is rounded (float32, and any precision on processors without products of int8) and products
+do not, a row alone may differ from the same row among others as float32 sums do. With int8 or int4 weights the model
+is another one, and "the same output" means that of plain decoding in the same precision. Cost: one inference a step.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from outrider.tree import fixed
 log = logging.getLogger("outrider")
 MOST_ROWS = 256  # behind a block they are no more terms than the plugin adds in order
 SUMS = 1e-3  # of the largest logit: what float32 sums in another order stay far below
+TRIED = 8  # rows at load: a few may have the same bits by chance, where activations are rounded
 CHUNK = BLOCK  # rows of a prefill: a block's worth, so that they count in one or two
 
 
@@ -78,7 +79,7 @@ class OpenVINOTarget(TransformersTarget):
             return 2
         # The plugin rounds activations only where the processor has products of int8 that add in 32 bits.
         rounds = PRECISIONS[self.precision].group > 0 and not saturates()
-        rows, slot = min(4, room), self.acquire()
+        rows, slot = min(TRIED, room), self.acquire()
         tree = fixed(np.arange(rows) % self.vocab_size, np.arange(rows) - 1)
         length = min(3 * BLOCK - 2, self.max_context - rows - 1)  # so that the rows pass the end of a block
         try:

@@ -160,16 +160,17 @@ class RowCache:
         row = self._row.pop(slot, None)
         if row is None:
             return
-        del self._length[slot]
+        used = self._length.pop(slot) // BLOCK  # blocks; those behind them were never touched, and stay so
         self._flight.pop(slot, None)
         last = len(self._row)
         for other, place in self._row.items():
             if place == last:
                 self._row[other] = row
+                used = max(used, self._length[other] // BLOCK)
         if not last:
             self.version += 1
             self._blocks, self._recent, self.capacity = [], [], 0
-        for array in (*self._blocks, *self._recent):
+        for array in (*(blocks[:, :, :used] for blocks in self._blocks), *self._recent):
             if row != last:
                 array[:, row] = array[:, last]
             array[:, last] = 0

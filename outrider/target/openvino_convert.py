@@ -34,7 +34,7 @@ NAME = "outrider-openvino"  # of the traced attention in transformers' registrie
 GRAPH = "graph.xml"
 BLOCK = 128  # columns of text that are summed together, in order; the plugin keeps the order of up to 512
 LANES = 16  # columns of ones beside the values, which sum the weights: a width that vectors divide
-FORMAT = 6  # raised when graphs of an earlier form must be made again
+FORMAT = 7  # raised when graphs of an earlier form must be made again
 Rule = tuple[Callable[..., Tensor], int | None]  # transformers' function of positions, and its window if it has one
 
 
@@ -169,6 +169,7 @@ class _Tracing(Cache):
         super().__init__(layers=[])
         self._masks = iter(zip(masks, own_masks, strict=True))
         self._own: dict[int, Tensor] = {}  # by the id of the mask over the blocks
+        self._wide: dict[int, tuple[Tensor, Tensor]] = {}  # likewise: both with the first row twice
         pairs = range(0, len(past), 2)
         self._layers = [_Layer((past[i], past[i + 1]), (recent[i], recent[i + 1])) for i in pairs]
         self.new: list[Tensor] = list(past)
@@ -180,8 +181,15 @@ class _Tracing(Cache):
         self._own[id(mask)] = own
         return mask
 
-    def own_mask(self, mask: Tensor) -> Tensor:
-        return self._own[id(mask)]
+    def both_masks(self, mask: Tensor, twice: bool) -> tuple[Tensor, Tensor]:
+        """Over the blocks and over the rest; the first row `twice` where asked, made once for all layers."""
+        own = self._own[id(mask)]
+        if not twice:
+            return mask, own
+        if id(mask) not in self._wide:
+            every = mask.expand(-1, -1, -1, -1, own.shape[4], -1)
+            self._wide[id(mask)] = first_twice(every, 4), first_twice(own, 4)
+        return self._wide[id(mask)]
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -212,12 +220,15 @@ def attend(
 
     The sum over the columns goes by blocks of text: in order within a block, the unfinished one with the rows of this
     pass behind it, then over the blocks in order; a row counts in the block of its own position. Hidden columns add
-    nothing at all. So the result is the same to the last bit, wherever a row's ancestors are stored.
+    nothing at all. So the result is the same to the last bit, wherever a row's ancestors are stored. Where no heads
+    share keys the first row goes twice: for a single one the plugin has a kernel that adds in another order.
     """
     if s_aux is not None:
         raise UnsupportedModel("it has attention sinks")
     current: _Tracing = current_pass()  # type: ignore[assignment]
-    layer, own_mask = current.layer, current.own_mask(attention_mask)  # [B, J, 1, 1, R, W + R]
+    layer, twice = current.layer, int(query.shape[1]) == int(key.shape[1])
+    query = first_twice(query, 2) if twice else query
+    mask, own_mask = current.both_masks(attention_mask, twice)  # the latter [B, J, 1, 1, R, W + R]
     # [B, N, Hk, D, BLOCK] and [B, N, Hk, BLOCK, Dv + LANES]: the lanes are ones, and sum the weights
     keys, values = layer.blocks
     # Shapes come from the mask, which all layers share: from a layer's own tensors, each would work them out anew.
@@ -230,7 +241,7 @@ def attend(
     among = folded @ torch.cat([layer.recent[0], key], 2)[:, None].transpose(3, 4)  # [B, 1, Hk, G * R, W + R]
     if softcap is not None:
         before, among = (torch.tanh(scores / softcap) * softcap for scores in (before, among))
-    before = before.reshape(batch, -1, key_heads, group, rows, BLOCK) + attention_mask
+    before = before.reshape(batch, -1, key_heads, group, rows, BLOCK) + mask
     among = among.reshape(batch, 1, key_heads, group, rows, -1) + own_mask
     before = before.reshape(batch, -1, key_heads, group * rows, BLOCK)
     among = among.reshape(batch, places, key_heads, group * rows, -1)
@@ -240,7 +251,12 @@ def attend(
     own_values = torch.cat([layer.recent[1], torch.cat([value, ones], -1)], 2)[:, None]
     out = torch.cat([before @ values, among @ own_values], 1).sum(1)  # [B, Hk, G * R, Dv + LANES]
     out = out[..., :value_dim] / out[..., value_dim : value_dim + 1]
-    return out.reshape(batch, heads, rows, value_dim).transpose(1, 2), None
+    out = out.reshape(batch, heads, rows, value_dim)
+    return (out[:, :, 1:] if twice else out).transpose(1, 2), None
+
+
+def first_twice(rows: Tensor, axis: int) -> Tensor:
+    return torch.cat([rows.narrow(axis, 0, 1), rows], axis)
 
 
 AttentionInterface.register(NAME, attend)

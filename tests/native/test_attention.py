@@ -9,18 +9,21 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outrider.compiled import compiled
-from outrider.native.attention import BLOCK, MOST, attend
+from outrider.native.attention import BLOCK, MOST, PAGE, attend
 from outrider.native.numbers import exp, softmax
 
 Floats = NDArray[np.float32]
+LAYER, HEAD = 1, 1
 
 
 def cache(keys: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """As a slot has them; behind them stands what must not count."""
-    blocks, dim = len(keys) // BLOCK + 2, keys.shape[1]
-    wide = np.full((2, blocks * BLOCK, dim), np.nan, dtype=np.float32)
+    """As a slot of several layers and heads has them; beside and behind them stands what must not count."""
+    pages, dim = len(keys) // (PAGE * BLOCK) + 1, keys.shape[1]
+    wide = np.full((2, pages * PAGE * BLOCK, dim), np.nan, dtype=np.float32)
     wide[:, : len(keys)] = keys, values
-    return np.ascontiguousarray(wide[0].reshape(blocks, BLOCK, dim).swapaxes(1, 2)), wide[1]
+    held = np.full((2, pages, 2, 3, PAGE, BLOCK, dim), np.nan, dtype=np.float32)
+    held[:, :, LAYER, HEAD] = wide.reshape(2, pages, PAGE, BLOCK, dim)
+    return np.ascontiguousarray(held[0].swapaxes(4, 5)), held[1]
 
 
 def found(
@@ -28,8 +31,8 @@ def found(
 ) -> Floats:
     """By heads of the rows in flight, which are the last of the keys."""
     held, own = cache(keys, values), heads.copy()
-    scores = np.full((MOST, len(held[1]) + 16), np.nan, dtype=np.float32)
-    attend(own, group, skipped, *held, len(keys) - sees.shape[1], sees, window, scores)
+    scores = np.full((MOST, len(held[1]) * PAGE * BLOCK + 16), np.nan, dtype=np.float32)
+    attend(own, group, skipped, *held, LAYER, HEAD, len(keys) - sees.shape[1], sees, window, scores)
     return own
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -210,11 +211,12 @@ def test_run_takes_the_defaults_that_kinds_lists(
         raise InputError("enough")
 
     monkeypatch.setattr("outrider.cli.train.train_drafter", train_drafter)
-    monkeypatch.setattr("outrider.train.selfdata.read_data", lambda *_: None)
+    text = SelfData(torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.uint8))
+    monkeypatch.setattr("outrider.train.selfdata.read_data", lambda *_: text)
     (tmp_path / "shard-0.safetensors").touch()
     more = ("--model", str(model), "--device", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
     assert "enough" in refused("run", "--kind", kind, *more)
-    listed = next(row["settings"] for row in run("kinds") if row["kind"] == kind)
+    listed = next(row["settings"] for row in run("kinds")["rows"] if row["kind"] == kind)
     assert json.loads(json.dumps(asdict(plans[0]))) == {name: own["default"] for name, own in listed.items()}
 
 
