@@ -56,7 +56,7 @@ def test_good_options_reach_the_load() -> None:
         ("mix", {"budget": "atuo"}, "it must be a whole number or auto"),
         ("mix", {"parts": "suffix,sufix"}, "unknown method 'sufix'; did you mean suffix"),
         ("mix", {"parts": "suffix,plain"}, "name different methods that draft"),
-        ("mix", {"parts": "suffix,medusa"}, "no medusa drafter comes with the package for any model; train one"),
+        ("mix", {"parts": "suffix,medusa"}, "no medusa drafter is kept or shipped for any model; train one"),
         ("mix", {"parts": "draft-model,suffix", "verifier": "block"}, "use invariant, recursive"),
         ("mix", {"memory_bytes": 5000}, "part suffix: option memory_bytes"),
         ("prompt-lookup", {"min_ngram": 5}, "option min_ngram is 5; use 1..max_ngram"),
@@ -66,8 +66,8 @@ def test_good_options_reach_the_load() -> None:
         ("lookahead", {"memory_bytes": 100}, "a pool of 100 bytes holds no n-grams"),
         ("suffix", {"scope": "privat"}, "did you mean private"),
         ("suffix", {"bugdet": 3}, "did you mean budget"),
-        ("medusa", {}, "no medusa drafter comes with the package"),
-        ("kangaroo", {}, "no kangaroo drafter comes with the package"),
+        ("medusa", {}, "no medusa drafter is kept or shipped"),
+        ("kangaroo", {}, "no kangaroo drafter is kept or shipped"),
     ],
 )
 def test_a_refusal_names_the_remedy(method: str, options: dict[str, Any], message: str) -> None:

@@ -38,6 +38,9 @@ class ModelOptions:
     )
     method: Annotated[str, _model("--method", help="A name of the table that `outrider methods` prints.")] = "mix"
     option: Annotated[list[str] | None, _model("--option", "-o", help="name=value for the method; repeatable.")] = None
+    draft: Annotated[
+        str | None, _model("--draft", metavar="MODEL", help="A smaller model to draft with: short for -o draft=MODEL.")
+    ] = None
     device: Annotated[str | None, _model("--device", help="cpu, cuda, cuda:1, ...")] = None
     dtype: Annotated[str | None, _model("--dtype", help="float32, bfloat16 or float16.")] = None
     revision: Annotated[str | None, _model("--revision", help="Branch, tag or commit of a hub model.")] = None
@@ -52,7 +55,7 @@ class ModelOptions:
 
     def load(self) -> Any:
         """The engine, ready to use; a context manager."""
-        options = parse_options(self.option)
+        options = parse_options(self.option) | ({} if self.draft is None else {"draft": self.draft})
         import outrider
         from outrider import methods
 

@@ -15,7 +15,7 @@ from outrider.control.fixed import Fixed
 from outrider.draft.forced import Forced
 from outrider.engine import Engine
 from outrider.prompts import Message
-from outrider.protocols import Budget, Context, Recipe, Verdict
+from outrider.protocols import Budget, Context, Recipe, Traits, Verdict
 from outrider.tree import Law, TokenTree
 from outrider.verify.invariant import Invariant
 
@@ -37,6 +37,11 @@ class TimedTarget(ToyTarget):
     """Takes its time: a prefill a long one, a step always the same."""
 
     clock: Clock
+    named = Traits()
+
+    @property
+    def traits(self) -> Traits:
+        return self.named
 
     def prefill(self, *args: Any, **kwargs: Any) -> Any:
         self.clock.pass_(PREFILL_S)
@@ -92,7 +97,11 @@ class Stage:
         self.tokenizer = SimpleNamespace(chat_template="yes")
         self.loaded = SimpleNamespace(name="toy", fingerprint="toy", model=SimpleNamespace(dtype=torch.float64))
         self.engine = Engine(
-            self.target, self.recipe(), decode=lambda tokens: "".join(chr(97 + int(t)) for t in tokens), strict=True
+            self.target,
+            self.recipe(),
+            decode=lambda tokens: "".join(chr(97 + int(t)) for t in tokens),
+            strict=True,
+            clock=self.clock,
         )
 
     def recipe(self, method: str = "plain", options: Any = None) -> Recipe:

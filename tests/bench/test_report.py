@@ -23,6 +23,7 @@ from outrider.errors import InputError, MissingExtra
 from outrider.files import write_atomic
 from outrider.params import SamplingParams
 from outrider.prompts import Prompt
+from outrider.protocols import Traits
 from tests.bench.stage import Gullible, Stage
 
 VOID = {"meta", "img", "br"}
@@ -75,7 +76,7 @@ def test_the_table_shows_absolute_speed_speedup_and_whether_the_output_is_the_sa
 
 
 def test_a_runtime_in_a_precision_of_its_own_is_named_instead_of_the_models(stage: Stage) -> None:
-    stage.target.runtime, stage.target.precision = "native", "int8"  # type: ignore[attr-defined]
+    stage.target.named = Traits("native", "int8")
     plan = Plan(SamplingParams(max_new_tokens=4))
     made = result(compare(stage, [Prompt("one", ("aab",))], [stage.contender("plain")], plan))  # type: ignore[arg-type]
     assert made["settings"]["precision"] == "int8" and made["settings"]["runtime"] == "native"

@@ -76,7 +76,7 @@ def test_every_sampling_option_arrives(run: Any, engine: Any) -> None:
 
 
 def test_model_options_arrive(run: Any, engine: Any) -> None:
-    args = "-m some/model --method draft-model -o budget=4 -o draft=x --device cpu --dtype float32 --revision main"
+    args = "-m some/model --method draft-model -o budget=4 --draft x --device cpu --dtype float32 --revision main"
     args += " --runtime openvino --precision int8"
     assert run("generate", "Hello", *args.split(), "--trust-remote-code").exit_code == 0
     assert engine.loaded == {
