@@ -6,7 +6,7 @@ figure stands beside its accepted length and what a step was spent on. The EAGLE
 as the model is (`inflated`: it costs what the drafter of such a model costs), or stays as it is (`own`). Shape `own`
 measures the small model itself.
 Run: python benchmarks/inflated.py --device cuda --dtype bfloat16 --prompts FILE.jsonl [--group chat] [--limit N]
-     [--methods plain,mix,eagle3] [--drafter own|inflated] [--set eagle3.budget=63] [--json FILE]
+     [--methods plain,mix,eagle3] [--drafter own|inflated] [--set eagle3.budget=63] [--temperature 0,1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--draft", metavar="FOLDER", help="a draft trained for the small model, as the large one's own")
     parser.add_argument("--runtime", default="auto")
     parser.add_argument("--max-context", type=int, default=2048)
+    parser.add_argument("--temperature", default="0", help="one or several, such as 0,1")
     args = parser.parse_args()
     specs = parse_specs(args.methods, parse_options(args.set))
     began = time.perf_counter()
@@ -67,7 +68,7 @@ def main() -> None:
         model, method="plain", tokenizer=loaded.tokenizer, runtime=args.runtime, max_slots=1,
         max_context=args.max_context,
     ) as engine:  # fmt: skip
-        _say(began, f"runtime {getattr(engine.target, 'runtime', '?')} is ready")
+        _say(began, f"runtime {engine.target.traits.runtime} is ready")
         if args.draft:
             engine._parts.drafts[("", 0)] = load_draft(args.draft, loaded)
         if (net := _drafter(args, loaded)) is not None:
@@ -76,18 +77,19 @@ def main() -> None:
             engine._parts.drafts[("eagle3", "")] = net
             out["drafter"] = {"size": args.drafter, "parameters": sum(p.numel() for p in net.parameters())}
         texts = [engine.encode_chat(prompt.conversation(())) for prompt in prompts]
-        params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=0.0, seed=1)
-        runners = [_ready(engine, spec, texts, params) for spec in specs]
-        _say(began, "all methods are warm")
-        for spec, runner in zip(specs, runners, strict=True):
-            out["methods"].append(_measured(spec, runner, texts * args.rounds, params))
-            _say(began, _line(out["methods"][-1], out["methods"][0]))
-            if args.json not in (None, "-"):  # early and often: a run that is cut short leaves what it has
-                Path(args.json).write_text(json.dumps(out, indent=2) + "\n", encoding="utf-8")
+        for temperature in map(float, args.temperature.split(",")):
+            params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=temperature, seed=1)
+            runners = [_ready(engine, spec, texts, params) for spec in specs]
+            _say(began, f"temperature {temperature:g}: all methods are warm")
+            first = len(out["methods"])
+            for spec, runner in zip(specs, runners, strict=True):
+                made = _measured(spec, runner, texts * args.rounds, params)
+                out["methods"].append(made | {"temperature": temperature})
+                _say(began, _line(out["methods"][-1], out["methods"][first]))
+                if args.json not in (None, "-"):  # early and often: a run that is cut short leaves what it has
+                    Path(args.json).write_text(json.dumps(out, indent=2) + "\n", encoding="utf-8")
     if args.json == "-":
         print(json.dumps(out, indent=2))
-    else:
-        print("\n".join(_line(one, out["methods"][0]) for one in out["methods"]))
 
 
 def _drafter(args: Any, loaded: LoadedModel) -> Any:

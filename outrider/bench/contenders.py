@@ -72,8 +72,9 @@ class EngineRunner:
         return run_engine(self.engine, self.recipe, prompts, params)
 
     def forget(self) -> None:
-        if isinstance(self.recipe.drafter, Remembers):
-            self.recipe.drafter.forget()
+        for part in (self.recipe.drafter, self.recipe.controller):
+            if isinstance(part, Remembers):
+                part.forget()
 
 
 @dataclass(frozen=True, slots=True)
