@@ -12,6 +12,7 @@ import torch
 
 import outrider
 from outrider import runtimes
+from outrider.protocols import Traits
 from tests.models.tiny_gguf import tiny_gguf_model, write_gguf
 
 HINT = "with --precision int8"
@@ -22,7 +23,7 @@ def said(caplog: pytest.LogCaptureFixture, source: Any, runtime: str, precision:
     if isinstance(source, Path):
         source.write_bytes(bytes(int(1000 * bits / 8)))
     caplog.clear()
-    target: Any = SimpleNamespace(runtime=runtime, precision=precision)
+    target: Any = SimpleNamespace(traits=Traits(runtime, precision))
     with caplog.at_level(logging.WARNING, "outrider"):
         runtimes.advise(source, target, SimpleNamespace(parameters=lambda: [weights]))
     return HINT in caplog.text

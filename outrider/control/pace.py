@@ -36,7 +36,10 @@ class Pace:
     _in_a_row: int = SETTLED  # plain steps; nothing wide was there before the first step
     _age: int = 0  # steps since plain decoding was timed
     _unseen: int = 0  # steps since it was last looked at, whatever was seen
-    _due: int = 32  # steps after which a new text begins with a look; twice as many after each, up to half of `old`
+    _due: int = 32  # steps after which a new text begins with a look; twice as many after each, up to `_most_due`
+    _most_due: int = (
+        128  # half of `old`; as many as make figures old whatever the speed, where speculation is far ahead
+    )
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds of a step
     _unjudged: int = 0  # steps since it was last judged
     _tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
@@ -69,12 +72,13 @@ class Pace:
     def wake(self) -> None:
         """Changes state: what is left of a rest is not needed; a look at plain decoding stays, or is due again."""
         if self._unseen > self._due:
-            self.resting, self._unseen, self._due = LOOK, 0, min(2 * self._due, self.old // 2)
+            self.resting, self._unseen, self._due = LOOK, 0, min(2 * self._due, self._most_due)
         self.resting = min(self.resting, LOOK)
 
     def _judge(self, plain: float) -> None:
         """Changes state: rest where the last steps gave fewer tokens per second than plain ones."""
         speed = _speed(self._tried)
+        self._most_due = self.old // 2 if speed < self.doubt * plain else 4 * self.old
         if speed < self.margin * plain:
             self._patience = self.resting = min(2 * self._patience or self.rest, self.longest)
             self._tried.clear()

@@ -2,8 +2,9 @@
 
 A table of likely tokens is only as good as the rows it has read, so it is judged by stretches and not by steps: awake
 it looks and may be asked, asleep it does neither. Every step awake says how much faster the step was expected to be
-with the drafter than without it, its reading included. A stretch that did not pay is followed by a sleep so long that
-trying again costs a set share of the time. Changes no output.
+with the drafter than without it, its reading included; of a trial its second half counts, since a table fills while it
+looks. A stretch that did not pay is followed by a sleep so long that trying again costs a set share of the time.
+Changes no output.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stretch:
-    trial: int = 32  # steps awake before they are judged
-    explore: float = 0.005  # of the time: what trials may cost
+    trial: int = 48  # steps awake before they are judged
+    explore: float = 0.01  # of the time: what trials may cost
     longest: int = 4096  # steps of a sleep
     asleep: int = 0  # steps still to sleep
     _seen: int = 0  # steps awake since the last sleep
@@ -28,7 +29,7 @@ class Stretch:
     def learn(self, gain: float) -> None:
         """Changes state: a step awake was expected to be e to the `gain` times as fast as without the drafter."""
         self._seen += 1
-        self._gain += (gain - self._gain) / min(self._seen, self.trial)
+        self._gain += (gain - self._gain) / min(self._seen, self.trial // 2)
         if self._seen >= self.trial and self._gain < 0:
             loss = self.trial * (math.exp(-self._gain) - 1)  # in plain steps
             self.asleep = max(self.trial, min(int(loss / self.explore), self.longest))

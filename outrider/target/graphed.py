@@ -55,6 +55,7 @@ def kernels() -> Any:
 
 class GraphedTarget(TransformersTarget):
     runtime = "graphs"
+    even = True  # a step is a recording: what ran before it leaves nothing behind
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ def test_a_drafter_of_another_target_or_kind_is_refused(
 @EVERY
 def test_a_target_without_a_drafter_is_told_how_to_train_one(kind: str, tiny_llama: LoadedModel) -> None:
     engine = Outrider(tiny_llama, "plain")
-    with pytest.raises(InputError, match=f"outrider train data .* outrider train run --kind {kind} .* drafter=DRAFTER"):
+    with pytest.raises(InputError, match=f"outrider train data .* outrider train run --kind {kind} .* --data DATA"):
         engine.recipe(kind)
 
 
