@@ -109,10 +109,10 @@ def test_mix_drafts_wider_where_wide_steps_cost_little(tiny_llama, device: str, 
         (False, None, "suffix,token-recycling,predicted"),
         (True, None, "suffix,token-recycling,predicted"),
         (False, "a drafter", "suffix,predicted,eagle3"),
-        (True, "a drafter", "suffix,token-recycling,predicted,eagle3"),
+        (True, "a drafter", "suffix,predicted,eagle3"),
     ],
 )
-def test_mix_puts_a_table_beside_a_trained_drafter_only_where_trees_are_wide(
+def test_mix_has_a_table_only_where_there_is_no_trained_drafter(
     monkeypatch, tiny_llama, wide: bool, shipped: str | None, parts: str
 ) -> None:
     monkeypatch.setattr("outrider.models.drafts.shipped_draft", lambda target, kind: shipped)

@@ -58,7 +58,7 @@ class Offer:
 class _Asked:
     """What was asked of a part that runs a network in this step, by sequence."""
 
-    expected: list[float]  # candidates that the parts before it expect to be accepted
+    before: list[Offer]  # what the parts before it have found, weighed without its word
     depths: list[int]
 
 
@@ -126,9 +126,9 @@ class Goodput:
         if part not in self.worths or self.costs is None:
             return budgets
         worth = self.worths[part]
-        expected = [self._offer(own).expected for own in found]
-        depths = [worth.depth(own, budget.depth) for own, budget in zip(expected, budgets, strict=True)]
-        self._asked[part] = _Asked(expected, depths)
+        before = [self._offer(own) for own in found]
+        depths = [worth.depth(own.expected, budget.depth) for own, budget in zip(before, budgets, strict=True)]
+        self._asked[part] = _Asked(before, depths)
         least = worth.least(float(self.costs.seconds(len(slots), 0)[0]))
         return [
             Budget(budget.nodes, depth, least) if depth else NOTHING
@@ -202,12 +202,11 @@ class Goodput:
         """The candidates of the part of which most are expected to be accepted, judged by what they are alone."""
         best = _NO_OFFER
         for part in range(self.acceptance.drafters):
-            nodes = (own.makers >> part & 1).astype(bool)
-            alone = own._replace(makers=np.where(nodes, 1 << part, 0), sources=np.full(len(nodes), part))
+            nodes = own.makers >> part & 1
+            alone = own._replace(makers=nodes << part, sources=np.full(len(nodes), part))
             weights = np.where(nodes, self.acceptance.weights(alone), 0.0)
             weights[0] = 1.0
-            order = ranked(weights)
-            offer = Offer(alone, weights, order[: int(nodes[1:].sum())])
+            offer = Offer(alone, weights, ranked(weights)[: int(nodes[1:].sum())])
             best = max(best, offer, key=lambda one: one.expected)
         return best
 
@@ -247,9 +246,9 @@ class Goodput:
     ) -> None:  # fmt: skip
         worth = self.worths[part]
         worth.whole |= levels > max(asked.depths) > 0
-        for own, expected, depth, count in zip(offers, asked.expected, asked.depths, most, strict=True):
+        for own, before, depth, count in zip(offers, asked.before, asked.depths, most, strict=True):
             if depth < worth.deepest:
-                worth.pass_by(expected)
+                worth.pass_by(before.expected)
             if depth == 0:
                 continue
             drafting = worth.seconds(depth)
@@ -258,16 +257,24 @@ class Goodput:
             step = self._each(batch, count)
             trie = own.candidates
             found = rates(own.weights, own.order, trie.makers, trie.depths, 1 << part, step, drafting)
-            worth.learn(expected, found)
+            found[0] = _best_rate(before.weights, before.order, step + drafting[0])
+            worth.learn(before.expected, found)
 
     def _gain(self, part: int, seconds: float, own: Offer, count: int, batch: int, spent: float) -> float:
         """Logarithm of the speed with this part over that without it, its reading of the step's rows included."""
         step = self._each(batch, count)
         look = median(self._looking[part]) * np.arange(1, len(step) + 1)
-        makers = own.candidates.makers
-        together = _best_rate(own.weights, own.order, makers, -1, step + look + spent / batch)
-        alone = _best_rate(own.weights, own.order, makers, 1 << part, step + max(spent - seconds, 0.0) / batch)
+        together = _best_rate(own.weights, own.order, step + look + spent / batch)
+        rest = self._without(own.candidates, part)
+        alone = _best_rate(rest.weights, rest.order, step + max(spent - seconds, 0.0) / batch)
         return math.log(together / alone)
+
+    def _without(self, own: Candidates, part: int) -> Offer:
+        """What the others offer, judged without the word of this part: that it agrees with them says much."""
+        makers = own.makers & ~(1 << part)
+        weights = np.where(makers > 0, self.acceptance.weights(own._replace(makers=makers)), 0.0)
+        weights[0] = 1.0
+        return Offer(own, weights, ranked(weights)[: int((makers[1:] > 0).sum())])
 
     def _each(self, batch: int, count: int) -> NDArray[np.float64]:
         """One sequence's share of steps in which each has 0, 1, ... `count` candidates."""
@@ -310,15 +317,10 @@ def _most_per_second(worth, seconds, batch, spent, margin):  # type: ignore[no-u
 
 
 @compiled
-def _best_rate(weights, order, makers, left_out, seconds):  # type: ignore[no-untyped-def]
-    """Most tokens per second without the candidates that only the drafters of the mask `left_out` proposed."""
-    gain, taken, best = 1.0, 0, 1.0 / seconds[0]
-    for node in order:
-        if makers[node] == left_out:
-            continue
-        taken += 1
-        if taken >= len(seconds):
-            break
-        gain += weights[node]
-        best = max(best, gain / seconds[taken])
+def _best_rate(weights, order, seconds):  # type: ignore[no-untyped-def]
+    """Most tokens per second with some of these candidates, in steps of so many seconds by candidates."""
+    gain, best = 1.0, 1.0 / seconds[0]
+    for i in range(min(len(order), len(seconds) - 1)):
+        gain += weights[order[i]]
+        best = max(best, gain / seconds[i + 1])
     return best

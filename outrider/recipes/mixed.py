@@ -28,7 +28,7 @@ from outrider.recipes.trained import kind_of, kind_of_folder
 from outrider.tree import Law
 
 MODEL_FREE = "suffix,token-recycling,predicted"
-BESIDE = "suffix,predicted"  # a trained drafter: in small trees a table of likely successors adds nothing but time
+BESIDE = "suffix,predicted"  # a trained drafter: beside one a table of likely successors adds nothing but time
 SOME, MANY = 32, 63  # candidates; with the pending token the second fills a step of 64 rows
 ORDER = (Role.FREE, Role.LOOKS, Role.RUNS, Role.DRAWS)  # in which parts are asked: the expensive know what others found
 
@@ -38,7 +38,7 @@ class MixOptions(Options):
     parts: str = option(
         AUTO,
         f"methods whose candidates are merged, by name; auto: {MODEL_FREE}; where the target has a trained drafter, "
-        f"that and on a GPU all of these, else {BESIDE}",
+        f"{BESIDE} and that one",
     )
     drafter: str = option(
         "", "a trained drafter: its folder or a name in `outrider drafters list`; empty: the target's newest, or none"
@@ -72,11 +72,10 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
     from outrider.draft.mix import Mix
     from outrider.draft.rehearsal import rehearse
 
-    wide = wide_steps(parts)
-    nodes = options.budget if isinstance(options.budget, int) else MANY if wide else SOME
+    nodes = options.budget if isinstance(options.budget, int) else MANY if wide_steps(parts) else SOME
     options = dataclasses.replace(options, budget=nodes)
     kind = kind_of(parts, options.drafter)
-    names = _names(_default(kind, wide) if options.parts == AUTO else options.parts, options)
+    names = _names(_default(kind) if options.parts == AUTO else options.parts, options)
     if options.drafter and kind not in names:
         raise InputError(f"option drafter names one of kind {kind}, which is not in option parts ({options.parts})")
     members = _members(parts, names, options, kind)
@@ -96,9 +95,8 @@ def _mix(parts: Parts, options: MixOptions) -> Recipe:
     return Recipe("mix", Mix(members, control), verifier(options.verifier), control, costs=costs)
 
 
-def _default(kind: str, wide: bool) -> str:
-    """On a GPU trees have room for a table of successors beside a trained drafter."""
-    return f"{MODEL_FREE if wide else BESIDE},{kind}" if kind else MODEL_FREE
+def _default(kind: str) -> str:
+    return f"{BESIDE},{kind}" if kind else MODEL_FREE
 
 
 def _names(listed: str, options: MixOptions) -> list[str]:

@@ -302,6 +302,23 @@ def test_a_part_that_reads_rows_sleeps_where_that_costs_more_than_it_brings(take
     assert table.seen > 590 if reads else table.seen < 100
 
 
+def test_a_network_that_only_tells_which_of_the_others_is_right_is_asked() -> None:
+    """Everything that it says is offered anyway; without its word nobody would know which of it to verify."""
+    truth = [0]
+    others = Says(lambda: [(0,), (1,), (2,), (3,)], 0.25)
+    network = Counted(lambda: [(truth[0],)], 0.95, takes=0.04)
+
+    def seconds(batch: int, most: int) -> np.ndarray:
+        return 1.0 + 0.2 * np.arange(most + 1)
+
+    mix = mix_of(others, network, last=Role.RUNS, seconds=seconds, clock=lambda: network.now)
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        truth[0] = int(rng.integers(4))
+        mix.step([truth[0], 4], Budget(16, 6))
+    assert len(network.asked) > 350
+
+
 def test_a_part_that_sleeps_asks_for_nothing_and_is_woken_again() -> None:
     table = Reader(lambda: [(2,)], 0.5, needs=Needs(top=4), takes=0.9)
     mix = mix_of(Says(list), table, last=Role.LOOKS, seconds=flat, clock=lambda: table.now)
