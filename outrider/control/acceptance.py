@@ -84,7 +84,7 @@ def _learn(tokens, parents, depths, makers, claims, text, counts, keep):  # type
     for depth in range(len(text)):
         found = -1
         for i in range(node + 1, len(tokens)):
-            if parents[i] == node:
+            if parents[i] == node and makers[i]:
                 own = counts[makers[i], min(depths[i], PLACES) - 1, _strength(claims[i])]
                 right = tokens[i] == text[depth]
                 own[0] = own[0] * keep + 1.0

@@ -32,6 +32,7 @@ from outrider.protocols import Budget, Load, Role, StepRecord, StepTiming
 from outrider.tree import TokenTree
 
 NOTHING = Budget(0, 0)
+UNSAID = 1e-6  # the claim of a candidate that nobody makes: it takes no chance from its siblings
 
 
 class Costs(Protocol):
@@ -202,11 +203,8 @@ class Goodput:
         """The candidates of the part of which most are expected to be accepted, judged by what they are alone."""
         best = _NO_OFFER
         for part in range(self.acceptance.drafters):
-            nodes = own.makers >> part & 1
-            alone = own._replace(makers=nodes << part, sources=np.full(len(nodes), part))
-            weights = np.where(nodes, self.acceptance.weights(alone), 0.0)
-            weights[0] = 1.0
-            offer = Offer(alone, weights, ranked(weights)[: int(nodes[1:].sum())])
+            alone = own._replace(sources=np.full(len(own.sources), part))
+            offer = self._of(alone, own.makers & (1 << part))
             best = max(best, offer, key=lambda one: one.expected)
         return best
 
@@ -271,10 +269,15 @@ class Goodput:
 
     def _without(self, own: Candidates, part: int) -> Offer:
         """What the others offer, judged without the word of this part: that it agrees with them says much."""
-        makers = own.makers & ~(1 << part)
-        weights = np.where(makers > 0, self.acceptance.weights(own._replace(makers=makers)), 0.0)
+        return self._of(own, own.makers & ~(1 << part))
+
+    def _of(self, own: Candidates, makers: NDArray[np.int64]) -> Offer:
+        """The candidates that these drafters say, judged as if nobody else had said anything beside them."""
+        said = makers > 0
+        heard = own._replace(makers=makers, claims=np.where(said, own.claims, UNSAID))
+        weights = np.where(said, self.acceptance.weights(heard), 0.0)
         weights[0] = 1.0
-        return Offer(own, weights, ranked(weights)[: int((makers[1:] > 0).sum())])
+        return Offer(heard, weights, ranked(weights)[: int(said[1:].sum())])
 
     def _each(self, batch: int, count: int) -> NDArray[np.float64]:
         """One sequence's share of steps in which each has 0, 1, ... `count` candidates."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from outrider.control.cost_model import CostModel
 from outrider.control.goodput import Goodput
 from outrider.control.pace import LOOK
+from outrider.proposals import united
 from outrider.protocols import Budget, Load, Role, Scores, StepRecord, StepTiming, Verdict
 from outrider.tree import from_paths, root
 
@@ -132,3 +133,11 @@ def test_what_the_candidates_of_others_take_is_not_held_against_its_sequences() 
         rows = 2 + others + tree.candidates
         control.observe([0], [record], StepTiming(0.0, 1.0 + 0.2 * (rows - 2), 0.0, rows, 2, others))
     assert sum(on[LOOK:]) > 270  # but for a look at plain decoding now and then
+
+
+def test_candidates_of_a_part_that_is_left_out_take_no_chance_from_those_of_others() -> None:
+    control = Goodput(FULL, [Role.FREE, Role.LOOKS], CostModel(lambda rows: 1.0))
+    said, table = [from_paths(1, paths) for paths in ([(2,)], [(3,), (4,), (5,)])]
+    rest = control._without(united([(0, said), (1, table)]), 1)
+    alone = control._offer(united([(0, said)]))
+    assert len(rest.order) == 1 and abs(rest.expected - alone.expected) < 1e-4
