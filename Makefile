@@ -4,10 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 WORKERS ?= 2
+SLOW    ?=
 # One thread a process: the test workers are the parallelism.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo test test-slow lint format docs clean
 
 setup: $(STAMP)
 
@@ -16,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench,demo,openvino,retrieval,train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench,demo,grammar,openvino,retrieval,serve,train,ray]'
 	touch $@
 
 demo: setup
@@ -25,8 +26,10 @@ demo: setup
 test: lint
 	$(PYTEST)
 
+# All slow tests, or some: make test-slow SLOW="tests/test_bounds.py". What passes is noted, to be committed.
 test-slow: setup
-	$(PYTEST) -m slow --dist loadscope --durations=10
+	$(PYTEST) -m slow --dist loadscope --durations=10 $(SLOW)
+	$(BIN)/python .ci/slow_tests.py --passed $(SLOW)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -36,6 +39,11 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, strictly, into build/site.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

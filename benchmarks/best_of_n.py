@@ -15,8 +15,8 @@ from typing import Any
 from common import arguments, give, loaded, run
 
 from outrider.api import Outrider
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
+from outrider.core.params import SamplingParams
+from outrider.store.prompts import Prompt
 
 SCOPES = {"shared by the samples": "prompt", "private to each": "private"}
 
@@ -33,14 +33,14 @@ def curve(
         stats.append([handle.result().stats for handle in handles])
     points = []
     for finished in range(samples):
-        own = [row[finished] for row in stats]
-        each = [s.new_tokens / s.steps for s in own]
+        finished_stats = [row[finished] for row in stats]
+        each = [s.new_tokens / s.steps for s in finished_stats]
         points.append(
             {
                 "finished": finished,
-                "accepted_length": sum(s.new_tokens for s in own) / sum(s.steps for s in own),
+                "accepted_length": sum(s.new_tokens for s in finished_stats) / sum(s.steps for s in finished_stats),
                 "standard_error": statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else 0.0,
-                "nodes_per_step": sum(s.drafted for s in own) / sum(s.steps for s in own),
+                "nodes_per_step": sum(s.drafted for s in finished_stats) / sum(s.steps for s in finished_stats),
             }
         )
     return points

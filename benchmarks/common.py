@@ -18,9 +18,9 @@ from outrider.bench.compare import Comparison, Plan, compare, per_group
 from outrider.bench.contenders import Contender
 from outrider.bench.figures import result
 from outrider.bench.report import terminal
-from outrider.errors import OutriderError
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt, built_in_prompts, read_prompts
+from outrider.core.errors import OutriderError
+from outrider.core.params import SamplingParams
+from outrider.store.prompts import Prompt, built_in_prompts, read_prompts
 
 
 def arguments(description: str | None, max_new_tokens: int) -> argparse.ArgumentParser:

@@ -14,13 +14,13 @@ from typing import Any
 from common import arguments, give, loaded, run
 
 from outrider.api import Outrider
-from outrider.draft.byte_lookup import ByteLookup
-from outrider.draft.cross_vocabulary import CrossVocabulary
+from outrider.core.generation import Stats
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Recipe
 from outrider.draft.grown import Grown
-from outrider.generation import Stats
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
-from outrider.protocols import Recipe
+from outrider.draft.lookup.byte_lookup import ByteLookup
+from outrider.draft.model.cross_vocabulary import CrossVocabulary
+from outrider.store.prompts import Prompt
 
 
 def main() -> None:
@@ -75,9 +75,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runtime, name)
 
-    def verify(self, *args: Any) -> Any:
+    def run(self, *args: Any) -> Any:
         self.forwards += 1
-        return self.runtime.verify(*args)
+        return self.runtime.run(*args)
 
 
 def measured(engine: Outrider, recipe: Recipe, prompts: Sequence[Prompt], params: SamplingParams) -> dict[str, Any]:

@@ -24,17 +24,17 @@ from outrider.bench.compare import Comparison, Plan, compare, per_group
 from outrider.bench.contenders import method_contender, parse_specs
 from outrider.bench.figures import figures, interval, paired, pooled_ratio
 from outrider.bench.journal import Book, Journal
-from outrider.draft.eagle3_layer import Eagle3Layer
-from outrider.errors import InputError
+from outrider.core.errors import InputError
+from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import CARD, packed, read_card, shipped_draft, write_drafter
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt, built_in_prompts, read_prompts
-from outrider.recipes.trained import load_eagle3
-from outrider.runtimes import AUTO_NAME
-from outrider.train.heads import Measured, heads_of, measured
+from outrider.models.networks.eagle3 import Eagle3Layer
+from outrider.models.trained import load_eagle3
+from outrider.runtime.choice import AUTO_NAME
+from outrider.store.prompts import Prompt, built_in_prompts, read_prompts
+from outrider.train.kinds.heads import Measured, heads_of, measured
 from outrider.train.loop import split
-from outrider.train.selfdata import read_data
+from outrider.train.text.selfdata import read_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ def made_heads(
         if label not in done or not (folder / label / CARD).exists():
             if text is None:
                 text = split(read_data(Path(args.data), target.fingerprint), args.held_out)
-            own = next(heads_of(net, target, text[1], [(vocab, rank)]))
-            store(folder / label, drafter, own)
-            done[label] = measured(own, target, text[0])
+            head = next(heads_of(net, target, text[1], [(vocab, rank)]))
+            store(folder / label, drafter, head)
+            done[label] = measured(head, target, text[0])
             journal.write("head", label=label, row=done[label].as_dict())
         rows[label] = done[label]
     return rows
@@ -140,10 +140,10 @@ def race(
 
 def outcome(comparison: Comparison, label: str, whole: str) -> Decoded:
     sums = paired(comparison.units, label, whole)
-    own = figures(comparison.units, label, comparison.baseline)
+    found = figures(comparison.units, label, comparison.baseline)
     return Decoded(
-        own["mean_accepted"], 1e3 * own["draft_share"] * own["decode_s"] / own["steps"], own["tokens_per_s"],
-        float(pooled_ratio(sums)), interval(pooled_ratio, sums), own["speedup"],
+        found["mean_accepted"], 1e3 * found["draft_share"] * found["decode_s"] / found["steps"], found["tokens_per_s"],
+        float(pooled_ratio(sums)), interval(pooled_ratio, sums), found["speedup"],
     )  # fmt: skip
 
 
@@ -156,12 +156,12 @@ def table(rows: dict[str, Measured], decoded: dict[str, Decoded]) -> list[str]:
         "    head  coverage     MB  ms a level  greedy  drawn | accepted  draft ms a step  tokens/s  x plain  x whole"
     ]
     for label, row in rows.items():
-        own = decoded[label]
-        low, high = own.interval or (float("nan"), float("nan"))
+        run = decoded[label]
+        low, high = run.interval or (float("nan"), float("nan"))
         lines.append(
             f"{label:>8}  {row.coverage:8.3f}  {row.megabytes:5.1f}  {row.milliseconds:10.2f}  {row.greedy:6.3f}  "
-            f"{row.sampled:5.3f} | {own.accepted:8.2f}  {own.draft_ms:15.1f}  {own.tokens_per_s:8.1f}  "
-            f"{own.plain:7.3f}  {own.against:.3f} [{low:.3f}, {high:.3f}]"
+            f"{row.sampled:5.3f} | {run.accepted:8.2f}  {run.draft_ms:15.1f}  {run.tokens_per_s:8.1f}  "
+            f"{run.plain:7.3f}  {run.against:.3f} [{low:.3f}, {high:.3f}]"
         )
     return lines
 

@@ -1,10 +1,10 @@
 """Speed-up at the cost of a large model with the acceptance of a real one: a small model, widened in memory.
 
 `outrider bench inflate` writes such a model; here it is made on the device and thrown away. Plain decoding and the
-methods run in the same runtime, one after another on the first turns of the prompts, each warmed up before; every
-figure stands beside its accepted length and what a step was spent on. The EAGLE-3 drafter of the small model is widened
-as the model is (`inflated`: it costs what the drafter of such a model costs), or stays as it is (`own`). Shape `own`
-measures the small model itself.
+methods run in the same runtime on the first turns of the prompts, each warmed up before, in interleaved rounds of which
+the median counts; every figure stands beside its accepted length and what a step was spent on. The EAGLE-3 drafter of
+the small model is widened as the model is (`inflated`: it costs what the drafter of such a model costs), or stays as it
+is (`own`). Shape `own` measures the small model itself.
 Run: python benchmarks/inflated.py --device cuda --dtype bfloat16 --prompts FILE.jsonl [--group chat] [--limit N]
      [--methods plain,mix,eagle3] [--drafter own|inflated] [--set eagle3.budget=63] [--temperature 0,1] [--json FILE]
 """
@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from common import arguments, run
@@ -27,20 +28,22 @@ from outrider.bench.compare import per_group
 from outrider.bench.contenders import BASELINE, EngineRunner, Spec, parse_specs
 from outrider.bench.inflate import difference, inflate, inflate_drafter, parse_shape
 from outrider.cli.options import parse_options
-from outrider.generation import Stats
+from outrider.core.generation import Stats
+from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import load_draft, shipped_draft
-from outrider.params import SamplingParams
-from outrider.prompts import built_in_prompts, read_prompts
-from outrider.recipes.trained import load_eagle3
+from outrider.models.trained import load_eagle3
+from outrider.store.prompts import built_in_prompts, read_prompts
 
-OWN = "own"
+EMBEDDED_SIZE = "own"
 WARM_UP = 3  # prompts: enough that everything that is recorded, compiled or tried now and then has been once
 
 
 def main() -> None:
     parser = arguments(__doc__, max_new_tokens=128)
-    parser.add_argument("--shape", default="8b", help=f"a name, sizes such as hidden=1024, or {OWN}: not widened")
+    parser.add_argument(
+        "--shape", default="8b", help=f"a name, sizes such as hidden=1024, or {EMBEDDED_SIZE}: not widened"
+    )
     parser.add_argument("--methods", default="mix")
     parser.add_argument("--set", action="append", default=[], metavar="LABEL.OPTION=VALUE")
     parser.add_argument("--group", help="only this group of prompts")
@@ -56,7 +59,7 @@ def main() -> None:
     specs = parse_specs(args.methods, parse_options(args.set))
     began = time.perf_counter()
     loaded = load_model(args.model, device=args.device, dtype=args.dtype)
-    shape = None if args.shape == OWN else parse_shape(args.shape, loaded.model.config)
+    shape = None if args.shape == EMBEDDED_SIZE else parse_shape(args.shape, loaded.model.config)
     model = loaded.model if shape is None else inflate(loaded.model, shape)
     worst, agree = difference(loaded.model, model)
     _say(began, f"{model.num_parameters() / 1e9:.2f}B parameters; logits differ by {worst:.1e} of the largest, "
@@ -81,13 +84,20 @@ def main() -> None:
             params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=temperature, seed=1)
             runners = [_ready(engine, spec, texts, params) for spec in specs]
             _say(began, f"temperature {temperature:g}: all methods are warm")
-            first = len(out["methods"])
-            for spec, runner in zip(specs, runners, strict=True):
-                made = _measured(spec, runner, texts * args.rounds, params)
-                out["methods"].append(made | {"temperature": temperature})
-                _say(began, _line(out["methods"][-1], out["methods"][first]))
-                if args.json not in (None, "-"):  # early and often: a run that is cut short leaves what it has
-                    Path(args.json).write_text(json.dumps(out, indent=2) + "\n", encoding="utf-8")
+            rounds: dict[str, list[dict[str, Any]]] = {spec.label: [] for spec in specs}
+            for number in range(args.rounds):
+                for spec, runner in zip(specs, runners, strict=True):
+                    runner.forget()  # the same prompts again are no news to a drafter that remembers them
+                    rounds[spec.label].append(_measured(spec, runner, texts, params))
+                    _say(began, f"round {number + 1}  {_line(rounds[spec.label][-1], rounds[specs[0].label][-1])}")
+                    if args.json not in (None, "-"):  # early and often: a run that is cut short leaves what it has
+                        Path(args.json).write_text(json.dumps(out | {"now": rounds}, indent=2) + "\n", encoding="utf-8")
+            out["methods"] += [_median(made, rounds[specs[0].label]) | {"temperature": temperature}
+                               for made in rounds.values()]  # fmt: skip
+            for one in out["methods"][-len(specs) :]:
+                _say(began, f"median   {one['label']:<12} {one['tokens_per_s']:7.1f} tok/s {one['over_first']:5.2f}x")
+        if args.json not in (None, "-"):
+            Path(args.json).write_text(json.dumps(out, indent=2) + "\n", encoding="utf-8")
     if args.json == "-":
         print(json.dumps(out, indent=2))
 
@@ -123,6 +133,13 @@ def _measured(
         "ms_per_step": per_step, "acceptance_by_depth": total.acceptance_by_depth,
         "drafter_failures": total.drafter_failures, "outputs": outputs,
     }  # fmt: skip
+
+
+def _median(rounds: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The round in the middle by speed, and the middle of the ratios to the first method's same round."""
+    ratios = [one["tokens_per_s"] / other["tokens_per_s"] for one, other in zip(rounds, first, strict=True)]
+    middle = sorted(rounds, key=lambda one: one["tokens_per_s"])[len(rounds) // 2]
+    return middle | {"over_first": median(ratios), "all_over_first": ratios}
 
 
 def _line(one: dict[str, Any], plain: dict[str, Any]) -> str:

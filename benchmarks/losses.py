@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.options import parse_options
-from outrider.errors import OutriderError
+from outrider.core.errors import OutriderError
 from outrider.models import load_model
-from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter
+from outrider.train.kinds.registry import KINDS, find_kind, plan_of, train_drafter
 from outrider.train.loop import Point
 from outrider.train.losses import LOSSES
-from outrider.train.selfdata import read_data
+from outrider.train.text.selfdata import read_data
 
 BASELINE = "ce"
 FIGURES = ("greedy", "sampled", "chain")
@@ -81,9 +81,9 @@ def main() -> None:
     data = read_data(args.data, target.fingerprint)
     reached: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for loss, own in plans.items():
+        for loss, tried in plans.items():
             reached[loss] = []
-            for plan in own:
+            for plan in tried:
                 folder = Path(scratch) / f"{loss}-{plan.seed}"
                 _, curve = train_drafter(args.kind, target, data, plan, folder, measure_every=plan.steps)
                 last = curve[-1]

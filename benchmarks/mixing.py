@@ -20,11 +20,11 @@ from rich.progress import track
 from rich.table import Table
 
 from outrider.api import Outrider
-from outrider.files import write_atomic
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
-from outrider.protocols import Remembers
-from outrider.recipes.mixed import MODEL_FREE
+from outrider.core.files import write_atomic
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Remembers
+from outrider.methods.mixed import MODEL_FREE
+from outrider.store.prompts import Prompt
 
 SINGLE = "prompt-lookup,suffix,token-recycling,stand,aded,lookahead,jacobi,omnidraft-ngram"
 
@@ -70,9 +70,9 @@ def table_of(steps: dict[str, list[tuple[int, int]]], groups: list[str]) -> dict
     """By group: accepted length of each method, and the mixture less the best single one with its interval."""
     out: dict[str, dict[str, Any]] = {}
     for group in [*dict.fromkeys(groups), "all"]:
-        at = [i for i, own in enumerate(groups) if group in (own, "all")]
-        counts = {name: np.array([own[i] for i in at], dtype=float) for name, own in steps.items()}
-        lengths = {name: float(own[:, 0].sum() / own[:, 1].sum()) for name, own in counts.items()}
+        at = [i for i, kind in enumerate(groups) if group in (kind, "all")]
+        counts = {name: np.array([counted[i] for i in at], dtype=float) for name, counted in steps.items()}
+        lengths = {name: float(counted[:, 0].sum() / counted[:, 1].sum()) for name, counted in counts.items()}
         best = max((name for name in lengths if name != "mix"), key=lengths.__getitem__, default="mix")
         picks = np.random.default_rng(0).integers(0, len(at), (4000, len(at)))
         mix, single = (counts[name][picks].sum(1) for name in ("mix", best))

@@ -18,9 +18,9 @@ from typing import Any
 from common import give, run
 
 import outrider
-from outrider.errors import InputError
-from outrider.runtimes import AUTO_NAME
-from outrider.train.online import AdaptPlan, adapt
+from outrider.core.errors import InputError
+from outrider.runtime.choice import AUTO_NAME
+from outrider.train.online.adapt import AdaptPlan, adapt
 
 CHAT = (
     "Why is the sky blue?", "What should I cook tonight?", "Tell me about the Roman Empire.", "How do plants grow?",
@@ -77,7 +77,9 @@ def main() -> None:
 
         texts = {"frozen": known(args.frozen) or [answer(text) for _, text in asked]}
         if args.frozen:
-            Path(args.frozen).write_text(json.dumps([asdict(own) for own in texts["frozen"]]) + "\n", encoding="utf-8")
+            Path(args.frozen).write_text(
+                json.dumps([asdict(answer) for answer in texts["frozen"]]) + "\n", encoding="utf-8"
+            )
         if len(texts["frozen"]) != len(asked):
             raise InputError(f"{args.frozen} holds {len(texts['frozen'])} answers, not {len(asked)}; remove it")
         with adapt(engine, plan) as learner:
@@ -93,7 +95,7 @@ def main() -> None:
     whole = len(texts["adapting"]) // args.window * args.window
     asked, texts = asked[:whole], {name: made[:whole] for name, made in texts.items()}
     curve = [
-        {"domain": asked[at][0], "tokens": sum(len(own.token_ids) for own in texts["frozen"][:at]),
+        {"domain": asked[at][0], "tokens": sum(len(answer.token_ids) for answer in texts["frozen"][:at]),
          **{name: accepted(made[at : at + args.window]) for name, made in texts.items()}}
         for at in range(0, len(asked), args.window)
     ]  # fmt: skip
@@ -101,8 +103,8 @@ def main() -> None:
     lines = ["domain  tokens before  frozen  adapting"]
     lines += [f"{p['domain']:6}  {p['tokens']:13}  {p['frozen']:6.2f}  {p['adapting']:8.2f}" for p in curve]
     for domain in dict.fromkeys(kind for kind, _ in asked):
-        own = [i for i, (kind, _) in enumerate(asked) if kind == domain]
-        both = {name: accepted([made[i] for i in own]) for name, made in texts.items()}
+        members = [i for i, (kind, _) in enumerate(asked) if kind == domain]
+        both = {name: accepted([made[i] for i in members]) for name, made in texts.items()}
         lines.append(f"{domain}: frozen {both['frozen']:.3f}, adapting {both['adapting']:.3f}")
     outcomes = [update["outcome"] for update in updates]
     lines.append(f"updates: {', '.join(f'{outcomes.count(o)} {o}' for o in dict.fromkeys(outcomes)) or 'none'}; "
@@ -120,7 +122,7 @@ def known(path: str | None) -> list[Answer]:
 
 
 def accepted(answers: list[Answer]) -> float:
-    return sum(len(own.token_ids) for own in answers) / max(sum(own.steps for own in answers), 1)
+    return sum(len(answer.token_ids) for answer in answers) / max(sum(answer.steps for answer in answers), 1)
 
 
 def draw(curve: list[dict[str, Any]], path: str) -> None:

@@ -14,9 +14,9 @@ import torch
 from common import arguments, give, loaded, measure, run
 
 from outrider.bench.contenders import Contender, Run, method_contender, parse_specs
-from outrider.generation import Stats
+from outrider.core.generation import Stats
+from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel, load_model
-from outrider.params import SamplingParams
 
 
 class FirstToken:

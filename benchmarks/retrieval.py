@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 from common import run
 
-from outrider.draft.retrieval import Retrieval
+from outrider.core.records import Budget, Scores, StepRecord, Verdict
+from outrider.draft.lookup.retrieval import Retrieval
 from outrider.models import load_tokenizer
-from outrider.protocols import Budget, Scores, StepRecord, Verdict
-from outrider.store import Store, open_store
 from outrider.store.build import build
 from outrider.store.format import separator
-from outrider.store.store import describe
+from outrider.store.store import Store, describe, open_store
 from outrider.store.tokens import fingerprint
 
 LENGTH = 64
@@ -99,13 +98,13 @@ def _drafting(store: Store, contexts: list[np.ndarray]) -> dict[str, Any]:
     steps, nodes = [], []
     for context in contexts:
         view = SimpleNamespace(tokens=context[:-1])
-        drafter.begin(0, view, ())  # type: ignore[arg-type]
+        drafter.begin(0, view)  # type: ignore[arg-type]
         drafter.propose([0], [Budget(32, 16)], [])  # type: ignore[list-item]
         view.tokens = context
         start = time.perf_counter()
         tree = drafter.propose([0], [Budget(32, 16)], [])[0]
         emitted = (*tree.path_tokens(tree.candidates), 0)
-        drafter.observe(0, StepRecord(tree, Verdict((), 0), emitted, Scores(None)))
+        drafter.observe([0], [StepRecord(tree, Verdict((), 0), emitted, Scores(None))])
         steps.append(time.perf_counter() - start)
         nodes.append(tree.candidates)
     return {"draft_us": _quantiles(steps), "draft_nodes": float(np.mean(nodes))}

@@ -26,11 +26,12 @@ import outrider
 from outrider.api import Outrider
 from outrider.bench.compare import per_group
 from outrider.bench.machine import machine, usable_cores
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Drafter, Recipe
+from outrider.core.records import StepRecord
+from outrider.core.tree import NOTHING
 from outrider.grow.dyspec import Calibration, Heap, Threshold
-from outrider.params import SamplingParams
-from outrider.prompts import built_in_prompts, read_prompts
-from outrider.protocols import Drafter, Recipe, StepRecord
-from outrider.tree import NOTHING
+from outrider.store.prompts import built_in_prompts, read_prompts
 
 SHAPES = {4: "2,1", 8: "2,1,1,1", 16: "4,1,1,1", 32: "8,1,1,1"}
 BUSHY = {4: "2,1", 8: "2,2", 16: "2,2,2", 32: "2,2,2,2"}
@@ -117,8 +118,12 @@ class Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        self.drafter.observe(slot, record)
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        self.drafter.observe(slots, records)
+        for record in records:
+            self._count(record)
+
+    def _count(self, record: StepRecord) -> None:
         tree, path = record.tree, record.verdict.path
         if not tree.candidates:
             return
@@ -175,9 +180,9 @@ def measure(label: str, budget: int, params: SamplingParams) -> dict[str, Any]:
     handles = [_engine.engine.submit(ids, params, recipe) for ids in _prompts]
     counts, pooled = [], None
     for handle in handles:
-        own = [g.stats for g in handle.results()]
-        counts.append([sum(s.new_tokens for s in own), sum(s.steps for s in own), sum(s.drafted for s in own)])
-        for stats in own:
+        runs = [g.stats for g in handle.results()]
+        counts.append([sum(s.new_tokens for s in runs), sum(s.steps for s in runs), sum(s.drafted for s in runs)])
+        for stats in runs:
             if pooled is None:
                 pooled = stats
             else:

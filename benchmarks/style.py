@@ -2,7 +2,8 @@
 
 Every prompt is answered at each strength. Three measures an emitted token: perplexity under the unchanged model; under
 an n-gram model of texts of the same kind that the prior has NOT seen, since its own corpus would flatter it; and the
-Jensen-Shannon divergence between the model's law and the changed one. Also what the prior costs a row of logits.
+Jensen-Shannon divergence between the model's distribution and the changed one. Also what the prior costs a row of
+logits.
 Run: python benchmarks/style.py --style FILE_OR_FOLDER --held-out FILE_OR_FOLDER [--json [FILE]]
 """
 
@@ -20,7 +21,7 @@ from common import arguments, give, loaded, run
 from outrider.api import Outrider
 from outrider.check.reference import Plain
 from outrider.constrain.style import Style
-from outrider.params import SamplingParams
+from outrider.core.params import SamplingParams
 
 
 def divergence(p: torch.Tensor, q: torch.Tensor) -> float:

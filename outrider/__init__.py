@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outrider._version import __version__
-from outrider.errors import OutriderError
+from outrider.core.errors import OutriderError
 
 if TYPE_CHECKING:
     from outrider.api import Outrider, load
+    from outrider.core.generation import FinishReason, Generation, Stats
+    from outrider.core.params import SamplingArguments, SamplingParams
     from outrider.dropin import generate
-    from outrider.generation import FinishReason, Generation, Stats
-    from outrider.params import SamplingArguments, SamplingParams
 
 __all__ = [
     "FinishReason",
@@ -34,11 +34,11 @@ _HOMES = {
     "Outrider": "outrider.api",
     "load": "outrider.api",
     "generate": "outrider.dropin",
-    "FinishReason": "outrider.generation",
-    "Generation": "outrider.generation",
-    "Stats": "outrider.generation",
-    "SamplingArguments": "outrider.params",
-    "SamplingParams": "outrider.params",
+    "FinishReason": "outrider.core.generation",
+    "Generation": "outrider.core.generation",
+    "Stats": "outrider.core.generation",
+    "SamplingArguments": "outrider.core.params",
+    "SamplingParams": "outrider.core.params",
 }
 
 

@@ -1,31 +1,40 @@
-"""What a user holds: a model, its tokenizer and an engine, with text in and text out.
+"""What a user holds: a model, its tokenizer and an engine behind `generate`, `chat`, `stream` and their async twins.
 
-Thin on purpose: encoding, chat templates, streaming and choice of method; every decision about tokens is the engine's.
+Thin on purpose: text in and out, streaming, memory and choice of method; every decision about tokens is the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from outrider import methods, runtimes
+from outrider import methods
+from outrider.constrain.grammar import Grammars
 from outrider.constrain.style import STRENGTH, Style
-from outrider.engine import Engine, Handle
-from outrider.errors import InputError
-from outrider.generation import Generation
-from outrider.inputs import Message, Prompt, checked_messages, checked_text, items_of, prompt_list, token_ids
-from outrider.memory import collect, read_memory, recall, write_memory
-from outrider.models import LoadedModel, load_model
-from outrider.params import SamplingArguments, SamplingParams
-from outrider.preflight import check_load
-from outrider.protocols import Constraint, Needs, Recipe, Target
-from outrider.text import token_decoder
+from outrider.core.engine import Engine, Handle
+from outrider.core.errors import InputError
+from outrider.core.generation import Generation
+from outrider.core.inputs import Message, Prompt, prompt_list
+from outrider.core.params import SamplingArguments, SamplingParams
+from outrider.core.protocols import Closes, CompileForm, Constraints, Recipe, Target
+from outrider.core.records import Needs
+from outrider.core.schedule.stream import Stream as Stream
+from outrider.core.text import token_decoder
+from outrider.explain import Explanation, explain, traced
+from outrider.methods.preflight import check_load
+from outrider.models import LoadedModel, encoding, load_model
+from outrider.models.files.phases import footprint, phase, recorded
+from outrider.models.vocabulary import TokenizerBytes
+from outrider.runtime import choice
+from outrider.runtime.ranks.opening import opened
+from outrider.store.keeping import Keeping, copied
+from outrider.store.memory import Arrays
 
 log = logging.getLogger("outrider")
 Result = TypeVar("Result")
@@ -43,11 +52,13 @@ def load(
     trust_remote_code: bool = False,
     max_slots: int = 8,
     max_context: int | None = None,
-    cache_bytes: int = 4 << 30,
+    cache_bytes: int | None = None,
     strict: bool = False,
     memory: str | Path | None = None,
-    runtime: str = runtimes.AUTO_NAME,
+    runtime: str = choice.AUTO_NAME,
     precision: str | None = None,
+    grammar_backend: str = "auto",
+    tensor_parallel: int = 1,
 ) -> Outrider:
     """Make a model ready to generate with a method.
 
@@ -56,22 +67,31 @@ def load(
     and `trust_remote_code` (False) are for loading.
 
     `max_slots` (8) sequences run at once and the rest wait. The cache is bounded by them, by `max_context` tokens a
-    sequence (None: as many as the model can) and by `cache_bytes` (4 GiB). `strict` (False) raises a drafter's error
-    instead of going on without it. `memory` (None) is a file in which drafters that learn find what they learnt before,
+    sequence (None: as many as the model can) and by `cache_bytes` (None: most of what is free on the runtime native,
+    which takes it as texts need it, and 4 GiB on others). What has run stays there until the room is wanted, so that
+    a prompt that begins like it runs only the rest. `strict` (False) raises a drafter's error instead of going on
+    without it. `memory` (None) is a file in which drafters that learn find what they learnt before,
     and leave it on `close`. `runtime` ("auto") names what runs the model (`outrider doctor` lists them) and `precision`
-    the form of its weights, where the runtime has several (None: as the model has them).
+    the form of its weights, where the runtime has several (None: as the model has them). `grammar_backend` ("auto")
+    compiles forms of texts: "xgrammar", or "llguidance" for what the first cannot hold to. `tensor_parallel` (1) is how
+    many processes the model is spread over, a GPU each, by the plan that transformers has for it.
     """
-    check_load(method, options, model=model, device=device, memory=memory, runtime=runtime, precision=precision)
-    loaded = load_model(
-        model, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
-    )
+    wanted: dict[str, Any] = {"runtime": runtime, "precision": precision}
+    check_load(method, options, model=model, device=device, memory=memory, tensor_parallel=tensor_parallel, **wanted)
     limits = {"max_slots": max_slots, "max_context": max_context, "cache_bytes": cache_bytes}
-    made = Outrider(
-        loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory,
-        runtime=runtime, precision=precision,
-    )  # fmt: skip
+    with recorded() as phases, opened(
+        model, tensor_parallel, limits, tokenizer=tokenizer, device=device, dtype=dtype, revision=revision,
+        trust_remote_code=trust_remote_code,
+    ) as (loaded, target):  # fmt: skip
+        if precision is None and dtype is None and target is None:
+            wanted["precision"] = choice.nearest_precision(model, loaded, runtime)
+        made = Outrider(
+            loaded, method, options, limits, strict=strict, trust_remote_code=trust_remote_code, memory=memory,
+            grammar_backend=grammar_backend, target=target, **wanted,
+        )  # fmt: skip
+    made.phases = phases
     if precision is None:
-        runtimes.advise(model, made.target, loaded.model)
+        choice.advise(model, made.target, loaded)
     return made
 
 
@@ -81,21 +101,27 @@ class Outrider:
     def __init__(
         self, loaded: LoadedModel, method: str = methods.DEFAULT, options: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None, *, strict: bool = False, trust_remote_code: bool = False,
-        memory: str | Path | None = None, runtime: str = runtimes.AUTO_NAME, precision: str | None = None,
+        memory: str | Path | None = None, runtime: str = choice.AUTO_NAME, precision: str | None = None,
+        grammar_backend: str = "auto", target: Target | None = None,
     ) -> None:  # fmt: skip
+        """`target`: what runs the model, where it is made already."""
         self.loaded, self.method = loaded, method
-        self._memory = Path(memory) if memory is not None else None
-        self._kept = read_memory(self._memory, loaded.fingerprint) if self._memory else {}
+        self.phases: dict[str, float] = {}  # seconds that the start took, by phase
+        self._memory = Keeping(memory, loaded.fingerprint)
         limits = dict(limits or {})
-        self.target: Target = runtimes.build(loaded.model, runtime, precision, **limits)
+        self.target = target or choice.build_loaded(loaded, runtime, precision, **limits)
+        vocab_size = self.target.vocab_size
+        self.compile_form: CompileForm = Grammars(
+            lambda: TokenizerBytes(encoding.tokenizer_of(loaded), vocab_size), vocab_size, grammar_backend
+        )  # from any thread: what was compiled before a request comes costs it nothing
         self._parts = methods.Parts(
             self.target,
             loaded,
             lambda name: load_model(
-                name, device=str(self.target.device), dtype=str(loaded.model.dtype).removeprefix("torch."),
+                name, device=str(self.target.device), dtype=str(loaded.dtype).removeprefix("torch."),
                 trust_remote_code=trust_remote_code,
             ),
-            lambda model: runtimes.build_draft(
+            lambda model: choice.build_draft(
                 model, self.target, **{**limits, "max_context": self.target.max_context}
             ),
         )  # fmt: skip
@@ -103,16 +129,15 @@ class Outrider:
         self._recipes: dict[str, Recipe] = {method: self._build(method, options)}
         decode = token_decoder(loaded.tokenizer) if loaded.tokenizer is not None else None
         self.engine = Engine(
-            self.target, self._recipes[method], eos_ids=loaded.eos_ids, decode=decode, strict=strict
+            self.target, self._recipes[method], eos_ids=loaded.eos_ids, decode=decode, strict=strict,
+            compile_form=self.compile_form,
         )  # fmt: skip
         # All async work in one thread: steps wait for each other whichever event loop asked for them.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider")
 
     @property
     def tokenizer(self) -> Any:
-        if self.loaded.tokenizer is None:
-            raise InputError("this model has no tokenizer; give token ids, or load it with tokenizer=...")
-        return self.loaded.tokenizer
+        return encoding.tokenizer_of(self.loaded)
 
     def recipe(self, method: str | None = None, options: Mapping[str, Any] | None = None) -> Recipe:
         """The method made ready for this target: built once and kept, or afresh where options are given."""
@@ -124,32 +149,30 @@ class Outrider:
         return self._recipes[name]
 
     def _build(self, name: str, options: Mapping[str, Any] | None = None, kept: bool = True) -> Recipe:
-        """`kept`: its memory will be saved, so one in the file that it cannot go on from is refused, not replaced."""
-        recipe = methods.build(name, self._parts, options)
-        try:
-            for part in (recipe.controller, recipe.drafter):
-                recall(part, self._kept)
-        except InputError as error:
-            if kept:
-                raise InputError(f"{self._memory}: {error}") from error
-            log.warning("%s: %s", self._memory, error)
+        with phase("drafters"):
+            recipe = methods.build(name, self._parts, options)
+        self._memory.recall((recipe.controller, recipe.drafter), kept)
         if recipe.drafter is not None:
             self._needs |= recipe.drafter.needs
             self.target.prepare((), recipe.drafter.needs)
         return recipe
 
-    def save_memory(self, path: str | Path | None = None) -> None:
-        """Keep what the drafters learnt, in `path` or the file that was given to `load`.
+    def collect_memory(self) -> Arrays:
+        """What the drafters know now, copied: to be saved while the engine goes on. Not beside a step."""
+        return copied(part for recipe in self._recipes.values() for part in (recipe.drafter, recipe.controller))
+
+    def save_memory(self, path: str | Path | None = None, arrays: Arrays | None = None) -> None:
+        """Keep what the drafters learnt, in `path` or the file that was given to `load`; or what was collected of it.
 
         Replaces a memory of this model, and no other file.
         """
-        where = Path(path) if path is not None else self._memory
-        if where is None:
-            raise InputError("there is no file for the memory; give one here or to load(memory=...)")
-        read_memory(where, self.loaded.fingerprint)
-        recipes = self._recipes.values()
-        self._kept |= collect(part for recipe in recipes for part in (recipe.drafter, recipe.controller))
-        write_memory(where, self._kept, self.loaded.fingerprint)
+        self._memory.save(self.collect_memory() if arrays is None else arrays, path)
+
+    def recall_memory(self) -> None:
+        """Go on from what the file of `load` holds now, whoever wrote it. Not beside a step."""
+        self._memory.read()
+        for recipe in self._recipes.values():
+            self._memory.recall((recipe.controller, recipe.drafter))
 
     def style(self, path: str | Path, strength: float = STRENGTH) -> Style:
         """A style prior from a text file or a folder of them, to be given as `constraint`: it changes what is said."""
@@ -157,35 +180,18 @@ class Outrider:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of chat messages (through the chat template), or of ids as they are."""
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InputError("the prompt is empty; give at least one character")
-            return list(self.tokenizer(checked_text(prompt, "the prompt"))["input_ids"])
-        items = items_of(prompt)
-        return self.encode_chat(items) if items and isinstance(items[0], Mapping) else token_ids(items)
+        return encoding.encode(self.loaded, prompt)
 
-    def encode_chat(self, messages: str | Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: str | Sequence[Message], continue_final_message: bool = False) -> list[int]:
         """Token ids of chat messages through the chat template, up to where the answer begins; a text is one message.
 
         A message's content is a text or a list of text parts, `{"type": "text", "text": ...}`, joined by line ends.
         """
-        checked = checked_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages)
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise InputError(f"{self.loaded.name} has no chat template; give a plain prompt instead")
-        try:
-            ids = self.tokenizer.apply_chat_template(
-                checked, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        except Exception as error:  # a template is a program with demands of its own, and fails in its own way
-            why = " ".join(str(error).split())
-            raise InputError(
-                f"the chat template of {self.loaded.name} refuses these messages ({why}); check roles and their order"
-            ) from error
-        return list(ids)
+        return encoding.encode_chat(self.loaded, messages, continue_final_message)
 
     def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+        constraint: Constraints | None = None, **sampling: Unpack[SamplingArguments],
     ) -> Handle:  # fmt: skip
         """Queue a request; it runs as the engine is stepped. Arguments as of `generate`, for one prompt.
 
@@ -200,7 +206,7 @@ class Outrider:
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-        method: str | None = None, constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+        method: str | None = None, constraint: Constraints | None = None, **sampling: Unpack[SamplingArguments],
     ) -> list[Generation]:  # fmt: skip
         """All prompts in one ragged batch; n samples of a prompt stand next to each other.
 
@@ -218,7 +224,7 @@ class Outrider:
 
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-        method: str | None = None, constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+        method: str | None = None, constraint: Constraints | None = None, **sampling: Unpack[SamplingArguments],
     ) -> list[Generation]:  # fmt: skip
         """The async twin of `generate`; several may run at once, with streams beside them, and share the batch.
 
@@ -236,16 +242,17 @@ class Outrider:
 
     def chat(
         self, messages: str | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+        constraint: Constraints | None = None, continue_final_message: bool = False,
+        **sampling: Unpack[SamplingArguments],
     ) -> Generation:  # fmt: skip
         """The assistant's next message; a string is one user message. Other arguments as of `generate`: greedy and at
-        most 128 new tokens by default."""
-        prompt = self.encode_chat(messages)
+        most 128 new tokens by default. `continue_final_message`: the rest of a last message that has begun."""
+        prompt = self.encode_chat(messages, continue_final_message)
         return self.generate([prompt], params, method=method, constraint=constraint, **sampling)[0]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+        constraint: Constraints | None = None, **sampling: Unpack[SamplingArguments],
     ) -> Stream:  # fmt: skip
         """Pieces of text as they become certain; `generation` is there at the end. Arguments as of `generate`, for one
         prompt and one sample: greedy and at most 128 new tokens by default."""
@@ -253,7 +260,7 @@ class Outrider:
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, method: str | None = None,
-        constraint: Constraint | None = None, **sampling: Unpack[SamplingArguments],
+        constraint: Constraints | None = None, **sampling: Unpack[SamplingArguments],
     ) -> AsyncIterator[str]:  # fmt: skip
         """The async twin of `stream`; several may run at once and share the engine's batch, in any event loop."""
         handles: list[Handle] = []
@@ -276,16 +283,34 @@ class Outrider:
         finally:
             _cancel(handles)
 
+    def explain(
+        self, messages: str | Sequence[Message], params: SamplingParams | None = None, *, method: str | None = None,
+        plain: bool = True, constraint: Constraints | None = None, **sampling: Unpack[SamplingArguments],
+    ) -> Explanation:  # fmt: skip
+        """The assistant's next message and a page of every step that made it: `save` writes it as one file, and a
+        notebook shows it. `plain`: the same decoded plainly, too, to be shown beside it. Other arguments as of `chat`.
+        """
+        made = traced(self._params(params, sampling))
+        names = [method or self.method, *(["plain"] if plain else [])]
+        runs = [self.chat(messages, made, method=name, constraint=constraint) for name in names]
+        return explain(runs, messages, made, token_decoder(self.tokenizer), self.loaded.name)
+
     def prepare(self, contexts: Sequence[int] = (512,)) -> None:
         """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
         measure. Takes seconds where there is something to make (OpenVINO compiles steps of fixed shapes)."""
         self.target.prepare(contexts, self._needs)
 
+    def footprint(self) -> dict[str, int]:
+        """Bytes of memory: the weights that steps read, what the cache may grow to, what this process took at most."""
+        return footprint(self.target)
+
     def close(self) -> None:
         """Cancel what runs, free the cache, and keep the memory where a file was given for it."""
         self.engine.close()
-        if self._memory is not None:
+        if self._memory.path is not None:
             self.save_memory()
+        if isinstance(self.target, Closes):
+            self.target.close()
 
     def __enter__(self) -> Outrider:
         return self
@@ -294,7 +319,7 @@ class Outrider:
         self.close()
 
     def _single(
-        self, prompt: Prompt, params: SamplingParams | None, method: str | None, constraint: Constraint | None,
+        self, prompt: Prompt, params: SamplingParams | None, method: str | None, constraint: Constraints | None,
         sampling: SamplingArguments,
     ) -> Handle:  # fmt: skip
         made = self._params(params, sampling)
@@ -304,7 +329,7 @@ class Outrider:
 
     def _submit_all(
         self, handles: list[Handle], prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None, method: str | None, constraint: Constraint | None,
+        params: SamplingParams | Sequence[SamplingParams] | None, method: str | None, constraint: Constraints | None,
         sampling: SamplingArguments,
     ) -> None:  # fmt: skip
         """`handles` grows prompt by prompt: when one is refused, the caller finds those before it and cancels them."""
@@ -339,55 +364,7 @@ class Outrider:
             raise
 
     def _params(self, params: SamplingParams | None, sampling: SamplingArguments) -> SamplingParams:
-        """Keyword arguments change `params`, or the defaults; bad words and the prediction may be given as text."""
-        if params is not None and not isinstance(params, SamplingParams):
-            kind = type(params).__name__
-            raise InputError(
-                f"params is of type {kind}; give SamplingParams(...), or what they hold as keyword arguments "
-                "(a list of them, one for each prompt, goes to generate)"
-            )
-        given = sampling.copy()
-        expected, words = given.get("prediction"), given.get("bad_words")
-        if isinstance(expected, str):
-            given["prediction"] = self._ids(expected, "the prediction")
-        if isinstance(words, Iterable) and not isinstance(words, str | bytes):
-            given["bad_words"] = self._bad_words(words)
-        return (params or SamplingParams()).with_(**given)
-
-    def _ids(self, text: str, what: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(checked_text(text, what), add_special_tokens=False)["input_ids"])
-
-    def _bad_words(self, words: Iterable[str | Sequence[int]]) -> tuple[Sequence[int], ...]:
-        """A word given as text is banned at the start of a text and after a space, which are different tokens."""
-        out: list[Sequence[int]] = []
-        for word in words:
-            if isinstance(word, str):
-                out += [self._ids(form, "a bad word") for form in (word, " " + word.lstrip())]
-            else:
-                out.append(word)
-        return tuple(out)
-
-
-class Stream:
-    """Iterates over pieces of text; stopping early cancels the request."""
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self._pieces = handle.pieces()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        self._pieces.close()
-
-    @property
-    def generation(self) -> Generation:
-        """Everything emitted so far; complete once the iteration has ended."""
-        return self.handle.partial()[0]
+        return encoding.sampling_params(self.loaded, params, sampling)
 
 
 def _results(handles: Sequence[Handle]) -> list[Generation]:

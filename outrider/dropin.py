@@ -32,13 +32,14 @@ from outrider import methods
 from outrider.api import Outrider
 from outrider.constrain.processors import Processors, for_row
 from outrider.constrain.processors import refuse_unsupported as refuse_processors
-from outrider.dropin_refusals import dropped_arguments, refuse_unsupported
-from outrider.engine import Engine
-from outrider.errors import InputError
+from outrider.core.engine import Engine
+from outrider.core.errors import InputError
+from outrider.core.protocols import Recipe
+from outrider.core.sampling import SamplingParams
+from outrider.models.generation_config import dropped_arguments, refuse_unsupported
 from outrider.models.load import LoadedModel, fingerprint
-from outrider.protocols import Recipe
-from outrider.sampling import SamplingParams
-from outrider.target.support import context_limit
+from outrider.runtime.support import context_limit
+from outrider.runtime.support import refuse_unsupported as refuse_model
 
 SESSION = "_outrider"  # where a model keeps its session, so that both are freed together
 # Every call has these: looked up instead of asked, no tensors a token.
@@ -46,7 +47,7 @@ LOOKED_UP = (MaxLengthCriteria, EosTokenCriteria)
 # These answer for each row alone: asked as soon as it has a token.
 ROW_BY_ROW = (StopStringCriteria, MaxTimeCriteria)
 _guard = threading.Lock()
-_turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # model -> lock: calls from several threads wait in line
+_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model: calls from several threads wait in line
 
 
 def generate(
@@ -75,6 +76,7 @@ def generate(
         raise InputError("call model.generate(**inputs, custom_generate=outrider.generate), which prepares the inputs")
     dropped = dropped_arguments(model)
     streamer = dropped.get("streamer") if streamer is None else streamer
+    refuse_model(model)
     refuse_unsupported(model, generation_config, synced_gpus, dropped, model_kwargs)
     processors, criteria = list(logits_processor or ()), list(stopping_criteria or ())
     refuse_processors(processors)
@@ -83,7 +85,7 @@ def generate(
     width, longest = input_ids.shape[1], max(map(len, prompts))
     limit = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=None)
     wanted = context_limit(model.config)[0] if limit is None else longest + max(limit - width, 1)
-    with _turn(model):
+    with _lock(model):
         session = _session(model, len(prompts), wanted, max_slots, cache_bytes)
         recipe = session.recipe(method, options or {}, strict)
         _check_room(model, longest, wanted, session.outrider.target.max_context)
@@ -94,7 +96,7 @@ def generate(
 
 def release(model: Any) -> None:
     """Free the cache and the drafters that earlier calls left with the model."""
-    with _turn(model):
+    with _lock(model):
         session = vars(model).get(SESSION)
         if session is not None:
             session.outrider.close()
@@ -116,8 +118,8 @@ def unpadded(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
         if given.dim() != 2 or given.shape[1] != input_ids.shape[1] or bool(((given != by_mask) & real).any()):
             raise InputError("position_ids do not count each row's tokens from 0; leave them out")
     prompts: list[list[int]] = []
-    for row, own in zip(input_ids.tolist(), real.sum(-1).tolist(), strict=True):
-        prompt = row[len(row) - own :]
+    for row, length in zip(input_ids.tolist(), real.sum(-1).tolist(), strict=True):
+        prompt = row[len(row) - length :]
         prompts.append(prompts[-1] if prompts and prompts[-1] == prompt else prompt)
     return prompts
 
@@ -141,7 +143,7 @@ class _Row:
 
     prompt: list[int]
     padding: list[int]
-    law: Processors | None
+    processors: Processors | None
     output: list[int] = field(default_factory=list)
     scores: deque[Tensor] = field(default_factory=deque)  # [V] for each new token that is not settled
     logits: deque[Tensor] = field(default_factory=deque)
@@ -195,7 +197,7 @@ class _Run:
             for row, seed in zip(self.rows, seeds, strict=True):
                 handles.append(
                     engine.submit(
-                        row.prompt, base.with_(seed=seed), recipe, constraint=row.law,
+                        row.prompt, base.with_(seed=seed), recipe, constraint=row.processors,
                         stop_check=partial(self.token, row),
                     )
                 )  # fmt: skip
@@ -222,8 +224,8 @@ class _Run:
         """Asked by the engine after every token of a row, wherever in an accepted run it stands."""
         tokens = np.asarray(text)
         row.output.append(int(tokens[-1]))
-        if row.law is not None and self.keep:
-            raw, processed = row.law.take(tokens[:-1])
+        if row.processors is not None and self.keep:
+            raw, processed = row.processors.take(tokens[:-1])
             if self.scores is not None:
                 row.scores.append(processed)
             if self.logits is not None:
@@ -345,9 +347,9 @@ def _session(model: Any, batch: int, context: int, max_slots: int, cache_bytes: 
     return session
 
 
-def _turn(model: Any) -> Any:
+def _lock(model: Any) -> Any:
     with _guard:
-        return _turns.setdefault(model, threading.RLock())
+        return _locks.setdefault(model, threading.RLock())
 
 
 def _power_of_two(least: int) -> int:

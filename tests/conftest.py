@@ -14,7 +14,7 @@ from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.control import cost
-from outrider.errors import OutriderError
+from outrider.core.errors import OutriderError
 from outrider.models import LoadedModel, load_model
 
 # No deadlines: machines are noisy. A continuous integration run repeats the same examples; elsewhere they are fresh.
@@ -27,7 +27,7 @@ _TESTS = itertools.count()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def private_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What methods measure about this machine and toy models stays out of the user's cache.
 
     Few sizes, once: 144 steps of the embedded model take half a minute. What measuring does has tests of its own.
@@ -49,7 +49,7 @@ def no_drafters_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(autouse=True)
-def own_data_folder(no_drafters_of_the_users: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def private_data_folder(no_drafters_of_the_users: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test keeps no other finds."""
     monkeypatch.setenv("XDG_DATA_HOME", str(no_drafters_of_the_users / str(next(_TESTS))))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from outrider import methods
 from outrider.models import LoadedModel
-from outrider.train.kinds import KINDS, find_kind, plan_of, train_drafter
-from outrider.train.selfdata import DataPlan, SelfData, write_data
+from outrider.train.kinds.registry import KINDS, find_kind, plan_of, train_drafter
+from outrider.train.text.selfdata import DataPlan, SelfData, write_data
 
-TRAINED = [name for name in KINDS if any(own.name == "drafter" for own in methods.find(name).option_list)]
+TRAINED = [name for name in KINDS if any(option.name == "drafter" for option in methods.find(name).option_list)]
 
 
 def some_text(target: LoadedModel, folder: Path) -> SelfData:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import outrider
-from outrider import runtimes
 from outrider.api import Outrider
-from outrider.errors import InputError, UnknownName
-from outrider.generation import FinishReason, Generation
-from outrider.protocols import Needs
-from outrider.target.eager import TransformersTarget
+from outrider.core.errors import InputError, UnknownName
+from outrider.core.generation import FinishReason, Generation
+from outrider.core.records import Needs
+from outrider.runtime import choice
+from outrider.runtime.eager.backend import EagerBackend
+from outrider.runtime.slots import SlotTarget
 
 PROMPTS = [
     "Repeat this twice: the quick brown fox jumps over the lazy dog.",
@@ -227,11 +228,12 @@ def test_the_public_names_are_there() -> None:
 def test_a_target_is_told_what_its_methods_need_before_the_first_text(smollm2, monkeypatch) -> None:
     told = []
 
-    class Preparing(TransformersTarget):
+    class Preparing(SlotTarget):
         def prepare(self, *given: object) -> None:
             told.append(given)
 
-    monkeypatch.setattr(runtimes, "build", lambda model, runtime, precision, **limits: Preparing(model, **limits))
+    build = lambda model, runtime, precision, **limits: Preparing(EagerBackend(model), **limits)  # noqa: E731
+    monkeypatch.setattr(choice, "build", build)
     engine = Outrider(smollm2, "plain", limits={"max_context": 256})
     assert not told  # plain decoding needs nothing
     layers = engine.recipe("eagle3", {"budget": 4}).drafter.needs.hidden

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.api import Outrider
-from outrider.errors import ClosedEngine, InputError
+from outrider.core.errors import ClosedEngine, InputError
 
 PROMPTS = [[1, 5, 9], [7, 7], [3, 4, 5, 6], [11]]
 

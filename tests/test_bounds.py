@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAST_THE_END = """
 import numpy as np
-from outrider.draft.recycling import Matrix, _write
+from outrider.draft.table.recycling import Matrix, _write
 matrix = Matrix(np.zeros((3, 2), np.int32), np.zeros((3, 2), np.float32))
 _write(matrix, np.array([3]), np.arange(1), np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32))
 """
 
-TESTS = [f"tests/{name}" for name in ("draft", "grow", "native", "store", "target/test_native.py", "test_noise.py")]
+TESTS = [f"tests/{name}" for name in ("draft", "grow", "runtime/native", "store", "core/test_noise.py")]
 
 
 @pytest.mark.slow

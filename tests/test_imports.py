@@ -11,53 +11,47 @@ import outrider
 
 PACKAGE = Path(outrider.__file__).parent
 
-# all that a method may know
-CONTRACT = {
-    "errors",
-    "tree",
-    "proposals",
-    "protocols",
-    "sampling",
-    "params",
-    "noise",
-    "files",
-    "compiled",
-    "native",
-}
-CORE = CONTRACT | {"generation", "text", "sequence"}  # what the engine may know besides
-MIDDLE = {"target", "draft", "grow", "verify", "control", "constrain"}  # one file a method; concrete
+MIDDLE = {"draft", "grow", "verify", "control", "constrain", "store"}  # one file a method; each knows only the core
+SURFACE = {"api", "dropin"}  # what users import
 TOP = {"check", "bench", "cli", "serve", "train"}  # may import everything below
-HANDED_IN = {"target", "constrain"}  # the runtime and the caller's constraints: no method chooses them
+KNOWN = {
+    "core": set[str](),
+    "models": {"core", "_version"},
+    "runtime": {"core", "models"},
+    **{layer: {"core"} for layer in MIDDLE},
+    "methods": {"core", "models", "runtime", *MIDDLE},  # the only place below the top that names concrete classes
+    "export": {"core", "models"},
+    "plugins": {"core", "draft", "control"},  # other engines load it: no model, no runtime of ours
+    "explain": {"core"},
+    "search": {"core"},  # populations of sequences: on the engine's loop, apart from concrete constraints
+    **{layer: {"core", "models", "runtime", "methods", "constrain", "store", "explain", "api"} for layer in SURFACE},
+}
+BACKENDS = {"eager", "cuda", "openvino", "native"}  # folders of the runtime: reached through it only
 
 
 def allowed(layer: str) -> set[str]:
     """The layers that a file of `layer` may import from besides its own."""
-    if layer in CONTRACT:
-        return CONTRACT
-    if layer in CORE or layer == "engine":
-        return CORE
-    if layer in MIDDLE or layer == "store":
-        return CONTRACT
-    if layer == "models":
-        return {"errors", "_version"}
-    if layer == "methods":  # the registry knows recipes, not what they are made of
-        return CORE | {"models", "recipes"}
-    if layer == "recipes":  # the only place below the top that names concrete methods
-        return CORE | MIDDLE | {"models", "methods", "store"}
-    if layer in TOP or layer in {"", "__main__"}:
-        return _layers()
-    return _layers() - TOP - (MIDDLE - HANDED_IN)  # the Python surface knows methods by name only
+    return _layers() if layer in TOP | {"", "__main__"} else KNOWN[layer]
 
 
 def layer_of(module: str) -> str:
-    """`outrider.draft.model` -> `draft`; the package itself -> ``."""
+    """`outrider.draft.model.draft_model` -> `draft`; the package itself -> ``."""
     return (module.split(".") + [""])[1]
 
 
 def violations(module: str, imported: set[str]) -> list[str]:
     layer = layer_of(module)
     bad = {name for name in imported if layer_of(name) not in {layer, *allowed(layer)}}
+    bad |= {name for name in imported if layer != "runtime" and _backend(name)}
+    apart = {*BACKENDS} - {_backend(module)} - ({"eager"} if _backend(module) == "cuda" else set())  # what it falls to
+    bad |= {name for name in imported if _backend(module) and _backend(name) in apart}
     return [f"{module} imports {name}" for name in sorted(bad)]
+
+
+def _backend(module: str) -> str:
+    """The runtime's folder that a module lies in; empty where it lies in none."""
+    place = (module.split(".") + ["", ""])[1:3]
+    return place[1] if place[0] == "runtime" and place[1] in BACKENDS else ""
 
 
 def imports_of(source: str, module: str, is_package: bool) -> set[str]:
@@ -91,7 +85,7 @@ def modules() -> dict[str, Path]:
 
 def test_imports_point_downwards() -> None:
     found = modules()
-    assert {"outrider.engine", "outrider.tree", "outrider.methods", "outrider.models.load"} <= set(found)
+    assert {"outrider.core.engine", "outrider.core.tree", "outrider.methods", "outrider.models.load"} <= set(found)
     wrong = [
         line
         for module, path in found.items()
@@ -103,22 +97,27 @@ def test_imports_point_downwards() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("outrider.engine", "from outrider.draft.model import ModelSource"),
-        ("outrider.engine", "def f():\n    import outrider.verify.rejection"),
-        ("outrider.engine", "from outrider import methods"),
-        ("outrider.engine", "from .target import eager"),
-        ("outrider.tree", "from outrider.engine import Engine"),
-        ("outrider.sampling", "from outrider.text import TextStream"),
-        ("outrider.draft.model", "from outrider.target.eager import TransformersTarget"),
-        ("outrider.draft.model", "from outrider.engine import Engine"),
-        ("outrider.draft.model", "from ..grow.chain import Chain"),
-        ("outrider.verify.block", "from outrider.methods import METHODS"),
-        ("outrider.target.eager", "if TYPE_CHECKING:\n    from outrider.engine import Engine"),
-        ("outrider.methods", "from outrider.cli.output import table"),
+        ("outrider.core.engine", "from outrider.draft.model.draft_model import ModelSource"),
+        ("outrider.core.engine", "def f():\n    import outrider.verify.rejection"),
+        ("outrider.core.engine", "from outrider import methods"),
+        ("outrider.core.engine", "from ..runtime import slots"),
+        ("outrider.draft.model.draft_model", "from outrider.runtime.slots import SlotTarget"),
+        ("outrider.draft.model.draft_model", "from outrider.models.truncate import truncate"),
+        ("outrider.draft.model.draft_model", "from ...grow.chain import Chain"),
+        ("outrider.draft.feature.eagle3", "from outrider.runtime.native.kernels.linear import pack"),
+        ("outrider.verify.block", "from outrider.methods import MethodInfo"),
+        ("outrider.control.goodput", "from outrider.draft.mix import Mix"),
+        ("outrider.runtime.slots", "if TYPE_CHECKING:\n    from outrider.api import Outrider"),
+        ("outrider.runtime.native.backend", "from outrider.runtime.openvino.convert import trace"),
+        ("outrider.methods.trained", "from outrider.runtime.native.kernels.team import Team"),
+        ("outrider.train.kinds.heads", "from outrider.runtime.eager.cache import SlotCache"),
+        ("outrider.methods.registry", "from outrider.cli.output import table"),
         ("outrider.dropin", "from outrider.verify.invariant import Invariant"),
         ("outrider.api", "from outrider.bench import compare"),
-        ("outrider.api", "from outrider.draft.prompt_lookup import PromptLookup"),
-        ("outrider.models.load", "from outrider.target.eager import TransformersTarget"),
+        ("outrider.explain.picture", "from outrider.api import Outrider"),
+        ("outrider.api", "from outrider.draft.lookup.prompt_lookup import PromptLookup"),
+        ("outrider.models.load", "from outrider.runtime.slots import SlotTarget"),
+        ("outrider.plugins.vllm", "from outrider.models.load import load_model"),
     ],
 )
 def test_a_wrong_import_is_seen(module: str, source: str) -> None:
@@ -128,11 +127,13 @@ def test_a_wrong_import_is_seen(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("outrider.engine", "import torch\nfrom outrider.protocols import Target"),
+        ("outrider.core.engine", "import torch\nfrom outrider.core.protocols import Target"),
         ("outrider.verify.recursive", "from outrider.verify.walk import follow\nfrom .residual import accept_ratio"),
-        ("outrider.recipes.drafted", "from outrider.draft.model import ModelSource"),
-        ("outrider.check.gate", "from outrider.engine import Engine\nfrom outrider.verify.rejection import Rejection"),
+        ("outrider.methods.drafted", "from outrider.draft.model.draft_model import ModelSource"),
+        ("outrider.check.gate", "from outrider.core.engine import Engine\nfrom outrider.verify.block import Block"),
         ("outrider.cli.main", "from outrider import __version__, methods"),
+        ("outrider.runtime.choice", "from outrider.runtime.native.backend import NativeBackend"),
+        ("outrider.runtime.native.backend", "from outrider.runtime.native.kernels.team import Team"),
     ],
 )
 def test_a_right_import_passes(module: str, source: str) -> None:

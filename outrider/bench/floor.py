@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.runtimes import ran
+from outrider.runtime.choice import ran
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -48,7 +48,7 @@ def traffic(model: Any) -> dict[str, Any]:
     weights = sum(p.numel() * p.element_size() for p in parameters())
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
-    if head is None or head.weight is not embedding:  # of a table of its own a step reads a row
+    if head is None or head.weight is not embedding:  # of embeddings that are not the head a step reads a row
         weights -= embedding.numel() * embedding.element_size()
     return {"weight_bytes": weights, "cache_bytes_per_token": cache_bytes(model.config, embedding.element_size())}
 

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
-from outrider.errors import InputError
+from outrider.core.errors import InputError
+from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
+    """The sizes of a Llama: what a model is widened to."""
+
     hidden: int
     layers: int
     heads: int
@@ -31,7 +33,7 @@ class Shape:
     mlp: int
 
     @classmethod
-    def of(cls, config: Any) -> Shape:
+    def of(cls, config: Any) -> ModelShape:
         return cls(
             config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads,
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
@@ -44,26 +46,26 @@ class Shape:
 
 
 SHAPES = {
-    "1b": Shape(2048, 32, 32, 8, 64, 8192),
-    "8b": Shape(4096, 32, 32, 8, 128, 14336),
+    "1b": ModelShape(2048, 32, 32, 8, 64, 8192),
+    "8b": ModelShape(4096, 32, 32, 8, 128, 14336),
 }  # the second is that of Llama 3 8B
 
 
-def parse_shape(text: str, config: Any = None) -> Shape:
+def parse_shape(text: str, config: Any = None) -> ModelShape:
     """A name, or `hidden=1024,mlp=4096` on top of the model's own shape (or, without a model, of the largest)."""
     if text in SHAPES:
         return SHAPES[text]
-    known = [part.name for part in fields(Shape)]
+    known = [part.name for part in fields(ModelShape)]
     try:
         given = {name.strip(): int(value) for name, value in (part.split("=") for part in text.split(","))}
-        return replace(Shape.of(config) if config is not None else SHAPES["8b"], **given)
+        return replace(ModelShape.of(config) if config is not None else SHAPES["8b"], **given)
     except (ValueError, TypeError):
         names = ", ".join(known)
         raise InputError(f"shape {text!r}: use {', '.join(SHAPES)}, or as in hidden=1024 with {names}") from None
 
 
 def inflate(
-    model: Any, shape: Shape = SHAPES["8b"], *, device: str | torch.device | None = None,
+    model: Any, shape: ModelShape = SHAPES["8b"], *, device: str | torch.device | None = None,
     dtype: torch.dtype | None = None, seed: int = 0,
 ) -> Any:  # fmt: skip
     """A new model of `shape` with the function of `model`; its output head is a matrix of its own."""
@@ -84,21 +86,21 @@ def inflate(
     return big.eval().requires_grad_(False)
 
 
-def _checked(model: Any, shape: Shape) -> Shape:
+def _checked(model: Any, shape: ModelShape) -> ModelShape:
     config = model.config
     if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
         raise InputError(f"only Llama models without biases can be inflated, not {config.model_type!r}")
     if config.rope_parameters.get("rope_type", "default") != "default":
         raise InputError("a model with scaled rotary frequencies cannot be inflated: they change with the head size")
-    old = Shape.of(config)
+    old = ModelShape.of(config)
     _check_sizes(old, shape)
     if shape.hidden % shape.heads:
         raise InputError(f"hidden {shape.hidden} must be a multiple of heads {shape.heads}: transformers asks for it")
     return old
 
 
-def _check_sizes(old: Shape, shape: Shape) -> None:
-    for part in fields(Shape):
+def _check_sizes(old: ModelShape, shape: ModelShape) -> None:
+    for part in fields(ModelShape):
         if getattr(shape, part.name) < getattr(old, part.name):
             raise InputError(f"{part.name} {getattr(shape, part.name)} is below the model's {getattr(old, part.name)}")
     if shape.head_dim % old.head_dim or shape.heads % shape.key_heads or shape.group < old.group:
@@ -110,15 +112,15 @@ def _check_sizes(old: Shape, shape: Shape) -> None:
 class _Filling:
     """Where the numbers of an old layer stand in a new one, and how they get there."""
 
-    def __init__(self, old: Shape, new: Shape, rng: torch.Generator) -> None:
+    def __init__(self, old: ModelShape, new: ModelShape, rng: torch.Generator) -> None:
         self.old, self.new, self.rng, self.device = old, new, rng, rng.device
         self.factor, half = new.head_dim // old.head_dim, old.head_dim // 2
         dims = torch.arange(half, device=self.device) * self.factor
-        turned = torch.cat([dims, new.head_dim // 2 + dims])  # where the rotary pairs of an old head go
+        rotary = torch.cat([dims, new.head_dim // 2 + dims])  # where the rotary pairs of an old head go
         plain = torch.arange(old.head_dim, device=self.device)
         heads = [(h // old.group) * new.group + h % old.group for h in range(old.heads)]
-        self.queries, self.values = _rows(heads, turned, new), _rows(heads, plain, new)
-        self.keys, self.key_values = (_rows(range(old.key_heads), part, new) for part in (turned, plain))
+        self.queries, self.values = _rows(heads, rotary, new), _rows(heads, plain, new)
+        self.keys, self.key_values = (_rows(range(old.key_heads), part, new) for part in (rotary, plain))
         self.every = _rows(heads, torch.arange(new.head_dim, device=self.device), new)
         self.hidden, self.mlp = (torch.arange(size, device=self.device) for size in (old.hidden, old.mlp))
         self.scale = math.sqrt(old.hidden / new.hidden)
@@ -138,8 +140,9 @@ class _Filling:
         """Attention and MLP; `inputs` are the columns that the attention reads, `silent` writes nothing at all."""
         inputs = self.hidden if inputs is None else inputs
         pairs = [(getattr(ours.self_attn, n), getattr(theirs.self_attn, n)) for n in ("q_proj", "k_proj", "v_proj")]
-        for own, other in [*pairs, *((getattr(ours.mlp, n), getattr(theirs.mlp, n)) for n in ("gate_proj", "up_proj"))]:
-            self.noise(own.weight, other.weight)
+        pairs += [(getattr(ours.mlp, n), getattr(theirs.mlp, n)) for n in ("gate_proj", "up_proj")]
+        for wide, narrow in pairs:
+            self.noise(wide.weight, narrow.weight)
         ours.self_attn.o_proj.weight.zero_()
         ours.mlp.down_proj.weight.zero_()
         if silent:
@@ -155,7 +158,7 @@ class _Filling:
         self.put(ours.mlp.down_proj.weight, theirs.mlp.down_proj.weight, self.hidden, self.mlp)
 
 
-def _fill(model: Any, big: Any, old: Shape, new: Shape, rng: torch.Generator) -> None:
+def _fill(model: Any, big: Any, old: ModelShape, new: ModelShape, rng: torch.Generator) -> None:
     fill = _Filling(old, new, rng)
     for i, layer in enumerate(big.model.layers):
         source = model.model.layers[min(i, old.layers - 1)]
@@ -171,11 +174,11 @@ def _fill(model: Any, big: Any, old: Shape, new: Shape, rng: torch.Generator) ->
 
 
 @torch.no_grad()
-def inflate_drafter(net: Eagle3Layer, shape: Shape = SHAPES["8b"], *, seed: int = 0) -> Eagle3Layer:
+def inflate_drafter(net: Eagle3Layer, shape: ModelShape = SHAPES["8b"], *, seed: int = 0) -> Eagle3Layer:
     """The drafter of the small model as one of the large: it reads the large one's features and embeddings, whose new
     dimensions are zero, and says what it said before. Its vocabulary stays; new weights write nothing."""
     was = net.shape
-    old = Shape(was.hidden, 1, was.heads, was.kv_heads, was.head_dim, was.intermediate)
+    old = ModelShape(was.hidden, 1, was.heads, was.kv_heads, was.head_dim, was.intermediate)
     new = replace(shape, layers=1, mlp=max(shape.mlp, was.intermediate))
     _check_sizes(old, new)
     wide = Eagle3Shape(
@@ -193,7 +196,7 @@ def inflate_drafter(net: Eagle3Layer, shape: Shape = SHAPES["8b"], *, seed: int 
     fill.layer(big.midlayer, net.midlayer, torch.cat([fill.hidden, new.hidden + fill.hidden]))
     for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
         fill.norm(big.get_parameter(f"{name}.weight"), net.get_parameter(f"{name}.weight"))
-    ours, theirs = (own.lm_head[0] if was.rank else own.lm_head for own in (big, net))
+    ours, theirs = (each.lm_head[0] if was.rank else each.lm_head for each in (big, net))
     fill.noise(ours.weight, theirs.weight)
     fill.put(ours.weight, theirs.weight, torch.arange(len(theirs.weight), device=device), fill.hidden)
     if was.rank:
@@ -201,7 +204,7 @@ def inflate_drafter(net: Eagle3Layer, shape: Shape = SHAPES["8b"], *, seed: int 
     return big.eval().requires_grad_(False)
 
 
-def _rows(heads: Sequence[int] | range, dims: Tensor, shape: Shape) -> Tensor:
+def _rows(heads: Sequence[int] | range, dims: Tensor, shape: ModelShape) -> Tensor:
     return torch.cat([head * shape.head_dim + dims for head in heads])
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from outrider.bench.contenders import Run
-from outrider.errors import InputError
-from outrider.generation import Stats
+from outrider.core.errors import InputError
+from outrider.core.generation import Stats
 
 FORMAT = 1
 FILE = "journal.jsonl"

@@ -20,9 +20,9 @@ from typing import IO, Any
 from outrider.bench.compare import Unsupported
 from outrider.bench.contenders import Run
 from outrider.bench.environments import PeerInfo
-from outrider.errors import OutriderError
-from outrider.generation import Stats
-from outrider.params import SamplingParams
+from outrider.core.errors import OutriderError
+from outrider.core.generation import Stats
+from outrider.core.params import SamplingParams
 
 WORKER = Path(__file__).parent / "peers" / "worker.py"
 ANSWER_S = 600.0

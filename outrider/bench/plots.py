@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from outrider.errors import MissingExtra
+from outrider.core.errors import MissingExtra
 
 Result = Mapping[str, Any]
 COLOURS = ("#8c8c8c", "#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#987000", "#337ea9")

@@ -159,7 +159,7 @@ def span(values: Sequence[float] | None) -> str:
 
 def same(f: Figures) -> str:
     if f["identical"] is None:
-        return "by law" if f["answers"] else "-"  # a draw of its own from the same distribution
+        return "in distribution" if f["answers"] else "-"  # another draw from the same one
     return "yes" if f["identical"] else f"{f['different']} of {f['answers']} differ"
 
 

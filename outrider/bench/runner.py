@@ -24,10 +24,10 @@ from outrider.bench.machine import machine
 from outrider.bench.steps import measured_steps
 from outrider.bench.suites import Suite
 from outrider.bench.ties import classified
-from outrider.errors import InputError
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
-from outrider.runtimes import ran
+from outrider.core.errors import InputError
+from outrider.core.params import SamplingParams
+from outrider.runtime.choice import ran
+from outrider.store.prompts import Prompt
 
 if TYPE_CHECKING:
     from outrider.api import Outrider

@@ -16,7 +16,7 @@ from outrider.bench.floor import bandwidth, floor_seconds, runtime_traffic
 from outrider.bench.machine import machine
 from outrider.bench.report import html_table, on_machine, page, paragraphs, pictures, rich_table
 from outrider.control.cost import measure
-from outrider.runtimes import ran
+from outrider.runtime.choice import ran
 
 if TYPE_CHECKING:
     from outrider.api import Outrider

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from outrider.errors import InputError, UnknownName, did_you_mean
-from outrider.files import write_atomic
-from outrider.prompts import Prompt, built_in_prompts, read_prompts, read_text
+from outrider.core.errors import InputError, UnknownName, did_you_mean
+from outrider.core.files import write_atomic
+from outrider.store.prompts import Prompt, built_in_prompts, read_prompts, read_text
 
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 TIMEOUT_S = 20

@@ -17,7 +17,7 @@ from outrider.bench.contenders import BASELINE, Contender, Spec, method_contende
 from outrider.bench.environments import PEERS, PeerInfo, find_peer, installed_peers, python_of
 from outrider.bench.peer import PeerRunner, Processes
 from outrider.bench.twin import Kind, twin_gguf
-from outrider.errors import InputError, UnknownName, did_you_mean
+from outrider.core.errors import InputError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
@@ -80,6 +80,8 @@ def _known(name: str) -> None:
 
 
 def _add(peers: dict[str, PeerSpec], info: PeerInfo, mode: str) -> None:
+    if info.server:
+        raise InputError(f"{info.name} is a server; measure it with: python benchmarks/serve_load.py")
     if mode and mode not in info.modes:
         hint = did_you_mean(mode, info.modes)
         raise InputError(f"{info.name} has no mode {mode!r}; {hint}its modes: {', '.join(info.modes)}")
@@ -183,10 +185,10 @@ def _trained_draft(engine: Outrider) -> str | None:
     from outrider.models.drafts import load_draft
     from outrider.models.kept import find_drafter
 
-    own = find_drafter(engine.loaded)
-    if own is None:
+    trained = find_drafter(engine.loaded)
+    if trained is None:
         return None
-    folder = user_cache_path("outrider") / "bench" / "drafts" / f"{engine.loaded.fingerprint}-{own.name}"
+    folder = user_cache_path("outrider") / "bench" / "drafts" / f"{engine.loaded.fingerprint}-{trained.name}"
     if not (folder / "config.json").is_file():
-        load_draft(own, engine.loaded).save_pretrained(folder)
+        load_draft(trained, engine.loaded).save_pretrained(folder)
     return str(folder)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outrider.bench.journal import Book, Unit
-from outrider.params import SamplingParams
+from outrider.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.api import Outrider
     from outrider.bench.compare import Comparison
 
-MOST_GAPS = 20  # first differences of a contender whose margin is looked up
+MAX_GAPS = 20  # first differences of a contender whose margin is looked up
 TEXTS, TOKENS, LONGEST = 4, 32, 512  # what the noise is measured on: texts, tokens of each, tokens of their prompts
 
 
@@ -44,7 +44,7 @@ def look_up(engine: Outrider, comparison: Comparison, params: SamplingParams, bo
         ids = [*unit.prompts[difference.member], *answer[: difference.position]]
         place = _place(unit, difference)
         if (
-            looked_up[difference.label] > MOST_GAPS
+            looked_up[difference.label] > MAX_GAPS
             or len(ids) >= engine.target.max_context
             or book.gap(place) is not None
         ):

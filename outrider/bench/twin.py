@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
-from outrider.errors import MissingExtra
+from outrider.core.errors import MissingExtra
 from outrider.models.convert import folder_for
 
 FILE_TYPE = "general.file_type"

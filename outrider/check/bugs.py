@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from outrider.errors import UnknownName, did_you_mean
-from outrider.noise import StreamNoise, text_hash
-from outrider.protocols import Noise, Recipe, Target
-from outrider.sequence import Running
-from outrider.target.eager import TransformersTarget
-from outrider.target.passes import Block
-from outrider.tree import QRow
+from outrider.core.errors import UnknownName, did_you_mean
+from outrider.core.noise import StreamNoise, text_hash
+from outrider.core.protocols import Noise, Recipe, Target
+from outrider.core.records import Needs
+from outrider.core.sequence import Running
+from outrider.core.tree import QRow
+from outrider.runtime.flight import Block
+from outrider.runtime.slots import SlotTarget
 
 ALL = "all"
 
@@ -37,15 +38,15 @@ class Bug:
     @contextmanager
     def planted(self, recipe: Recipe, target: Target) -> Iterator[None]:
         owner, name, wrong = self.place(recipe, target)
-        own, right = name in vars(owner), getattr(owner, name)
+        inherited, right = name not in vars(owner), getattr(owner, name)
         setattr(owner, name, wrong)
         try:
             yield
         finally:
-            if own:
-                setattr(owner, name, right)
-            else:  # it was inherited
+            if inherited:
                 delattr(owner, name)
+            else:
+                setattr(owner, name, right)
 
 
 def _rule(recipe: Recipe) -> Any:
@@ -65,13 +66,12 @@ def _nothing_taken_away(left: Tensor, mass: float, row: QRow) -> tuple[Tensor, f
 
 
 def _changed_blocks(change: Callable[[Block, int], dict[str, Any]]) -> tuple[Any, str, Any]:
-    right = TransformersTarget._forward
+    right = SlotTarget._pass
 
-    def wrong(self: TransformersTarget, blocks: Sequence[Block], *args: Any, **named: Any) -> Any:
-        changed = [dataclasses.replace(b, **change(b, self.max_context)) for b in blocks]
-        return right(self, changed, *args, **named)
+    def wrong(self: SlotTarget, blocks: Sequence[Block], needs: Needs) -> Any:
+        return right(self, [dataclasses.replace(b, **change(b, self.max_context)) for b in blocks], needs)
 
-    return TransformersTarget, "_forward", wrong
+    return SlotTarget, "_pass", wrong
 
 
 def _sees_all_before(block: Block, _: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Two requests with one seed, of which the second holds the first's output: is the second still what the target says?
+"""The dependent part: two requests with one seed, of which the second's prompt holds the first's output.
 
-The whole loop runs on toy models in every way that the noise can fall, with the keys of the real streams: where two
-decisions have one key, the second meets the bits of the first. Given how the first request went, the second must have
-the target's distribution. Proves the keys, for every method that runs under a rule coupled to the draft; the invariant
-rule's noise is a function of the text alone.
+Is the second still distributed as the target says? The whole loop runs on toy models with every outcome of the noise,
+under the keys of the real streams: where two decisions have one key, the second gets the bits of the first. Given how
+the first request went, the second must have the target's distribution. Proves the keys, for every method that runs
+under a rule coupled to the draft; the invariant rule's noise is a function of the text alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from outrider.check.enumeration import Branches, branches
 from outrider.check.exhaustive import CONTEXT, LIMIT, TOLERANCE, Sequences, distance
 from outrider.check.toy_methods import TARGET, toy_recipe, toy_target
-from outrider.engine import Engine, Handle
-from outrider.sampling import History, SamplingParams
+from outrider.core.engine import Engine, Handle
+from outrider.core.sampling import History, SamplingParams
 
 ASKED = (2, *CONTEXT)  # the rest of the first prompt: it repeats itself, so that there is something to copy
 MORE = (0,)  # what the second request says after the first's output
@@ -56,11 +56,11 @@ def examine(name: str, budget: int = 2, more: tuple[int, ...] = MORE, limit: int
         return first, _one_step(engine, (*CONTEXT, *ASKED, *first, *more))
 
     for (first, second), probability in branches(both, limit, shared=True):
-        law = seconds.setdefault(first, {})
-        law[second] = law.get(second, 0.0) + probability
+        probs = seconds.setdefault(first, {})
+        probs[second] = probs.get(second, 0.0) + probability
         count += 1
-    alone = _difference({first: sum(law.values()) for first, law in seconds.items()}, ASKED)
-    given = max(_difference(law, (*ASKED, *first, *more)) for first, law in seconds.items())
+    alone = _difference({first: sum(probs.values()) for first, probs in seconds.items()}, ASKED)
+    given = max(_difference(probs, (*ASKED, *first, *more)) for first, probs in seconds.items())
     return Result(name, rule, count, max(alone, given))
 
 
@@ -73,9 +73,9 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
-def _difference(law: Sequences, after: tuple[int, ...]) -> float:
-    total = sum(law.values())
-    given = {tokens: weight / total for tokens, weight in law.items()}
+def _difference(probs: Sequences, after: tuple[int, ...]) -> float:
+    total = sum(probs.values())
+    given = {tokens: weight / total for tokens, weight in probs.items()}
     return distance(given, TARGET, max(map(len, given)), after)
 
 

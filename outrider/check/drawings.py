@@ -1,4 +1,4 @@
-"""Toy trees drawn in every way that the tree's laws name, all randomness through the noise.
+"""Toy trees drawn in each of the ways that `Law` names, all randomness through the noise.
 
 A *shape* such as (2, 1) says how many draws each node at depth 0, 1, .. makes. A *drawing* says how one node makes
 them; equal tokens share a child and keep their draws.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.check.toy import ToyLM
-from outrider.protocols import Noise
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree
+from outrider.core.protocols import Noise
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree
 
-Shape = tuple[int, ...]
+Widths = tuple[int, ...]  # draws of each node, by depth
 Sample = Callable[[QRow], int]  # a token of this row, or NOTHING with what the row lacks to 1
-Proposals = list[tuple[int, QRow | None]]
+DrawnTokens = list[tuple[int, QRow | None]]  # each with the row it was drawn from; None: a point mass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Drawing:
 
     name: str
     law: Law  # of a node with two draws or more; with one it is iid or fixed
-    propose: Callable[[QRow, QRow, int, Sample], Proposals]
+    propose: Callable[[QRow, QRow, int, Sample], DrawnTokens]
     muted: tuple[int, ...] = ()  # tokens that are drawn but stand in no node
     rollouts: bool = False  # whole paths: a node below the first makes as many draws as named it
 
 
 def draw_tree(
-    drawing: Drawing, shape: Shape, draft: ToyLM, second: ToyLM, context: Sequence[int], noise: Noise
+    drawing: Drawing, shape: Widths, draft: ToyLM, second: ToyLM, context: Sequence[int], noise: Noise
 ) -> TokenTree:
     """Grow one tree below the last token of `context`."""
     tokens, parents = [int(context[-1])], [-1]
@@ -85,20 +85,20 @@ def lacking(row: QRow) -> QRow:
     return QRow(row.ids[keep], row.probs[keep])
 
 
-def _fixed(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _fixed(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     return [(token, None) for token in top(first, count)]
 
 
-def _iid(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _iid(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     return [(sample(first), first) for _ in range(count)]
 
 
-def _iid_null(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _iid_null(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     return _iid(lacking(first), second, count, sample)
 
 
-def _without_replacement(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
-    row, proposals = first, Proposals()
+def _without_replacement(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
+    row, proposals = first, DrawnTokens()
     while len(proposals) < count and row.ids.size:
         token = sample(row)
         proposals.append((token, row))
@@ -106,30 +106,30 @@ def _without_replacement(first: QRow, second: QRow, count: int, sample: Sample) 
     return proposals
 
 
-def _without_replacement_null(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _without_replacement_null(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     return _without_replacement(lacking(first), second, count, sample)
 
 
-def _top_plus_one(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _top_plus_one(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     points, rest = top(first, count - 1), first
     for token in points:
         rest = rest.without(token)
-    sampled: Proposals = [(sample(rest), rest)] if rest.ids.size else []
+    sampled: DrawnTokens = [(sample(rest), rest)] if rest.ids.size else []
     return [*((token, None) for token in points), *sampled]
 
 
-def _mixed(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _mixed(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     """Sampled from one source, then the favourite of the other."""
     if count == 1:
         return _iid(first, second, 1, sample)
     return [*_iid(first, second, count - 1, sample), (top(second, 1)[0], None)]
 
 
-def _two_sources(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _two_sources(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     return [(sample(row), row) for row in (first, second, first, second)[:count]]
 
 
-def _point_ahead(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+def _point_ahead(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
     """Top one, then independent draws that may repeat it."""
     return [(top(first, 1)[0], None), *_iid(first, second, count - 1, sample)]
 

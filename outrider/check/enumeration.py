@@ -1,8 +1,8 @@
 """Every outcome of a random process with its probability, by replaying it once for each way its noise can fall.
 
-The process must draw through `Branches.noise` only; it is run again and again, depth first, with the choices
-prescribed up to the last open one. Nothing is sampled, so laws computed here are exact to rounding. Two uses of one
-noise key, and randomness from elsewhere, are errors; with `shared` keys a second use meets the bits of the first.
+The process must draw through `Branches.noise` only; it is run again and again, depth first, with the choices prescribed
+up to the last open one. Nothing is sampled, so probabilities computed here are exact to rounding. Two uses of one noise
+key, and randomness from elsewhere, are errors; with `shared` keys a second use gets the bits of the first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import InputError
-from outrider.noise import MASK, text_hash
-from outrider.tree import TokenTree
+from outrider.core.errors import InputError
+from outrider.core.noise import MASK, text_hash
+from outrider.core.tree import TokenTree
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -83,14 +83,14 @@ class Branches:
         return Branches(tape, self.shared)
 
 
-def _opened(key: Key, law: NDArray[np.float64], known: Bounds) -> _Decision:
+def _opened(key: Key, probs: NDArray[np.float64], known: Bounds) -> _Decision:
     """By inversion: a value is chosen where the uniform falls between the running sums before and after it."""
-    assert bool((law >= 0).all()) and law.sum() > 0, f"not a law at {key}: {law}"
-    law = law / law.sum()
+    assert bool((probs >= 0).all()) and probs.sum() > 0, f"no probabilities at {key}: {probs}"
+    probs = probs / probs.sum()
     low, high = known
-    ends = law.cumsum()
-    starts, ends = np.maximum(ends - law, low), np.minimum(ends, high)
-    inside = law if high - low == 1.0 else np.where(law > 0, (ends - starts) / (high - low), 0.0)
+    ends = probs.cumsum()
+    starts, ends = np.maximum(ends - probs, low), np.minimum(ends, high)
+    inside = probs if high - low == 1.0 else np.where(probs > 0, (ends - starts) / (high - low), 0.0)
     values = np.nonzero(inside > (0.0 if high - low == 1.0 else _ROUNDING))[0]
     bounds = list(zip(starts[values].tolist(), ends[values].tolist(), strict=True))
     return _Decision(key, values.tolist(), (inside[values] / inside[values].sum()).tolist(), bounds)
@@ -121,7 +121,7 @@ class BranchingNoise:
         raise AssertionError("every row picked at once would branch on nodes that the walk never reaches")
 
     def _key(self, node: int, draw: int, use: int) -> Key:
-        """A coin and a draw under one key have bits of their own; but where no key may come twice, they must not."""
+        """A coin and a draw at one place have different bits; where no key may come twice, both there is an error."""
         return (self.stream, self.sample, self.text, node, draw, *((use,) if self.branches.shared else ()))
 
 
@@ -141,8 +141,8 @@ def branches(run: Callable[[Branches], T], limit: int = 20_000, shared: bool = F
 
 
 def outcomes(run: Callable[[Branches], K], limit: int = 20_000, shared: bool = False) -> dict[K, float]:
-    """The law of what `run` returns."""
-    law: dict[K, float] = {}
+    """The distribution of what `run` returns."""
+    probs: dict[K, float] = {}
     for result, probability in branches(run, limit, shared):
-        law[result] = law.get(result, 0.0) + probability
-    return law
+        probs[result] = probs.get(result, 0.0) + probability
+    return probs

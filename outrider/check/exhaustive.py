@@ -1,7 +1,7 @@
-"""The exhaustive part of the losslessness gate: the exact output law of a verifier on toy models, against the target's.
+"""The exhaustive part of the losslessness gate: a rule's exact output distribution on toy models, against the target's.
 
 Every tree that a drawing can make is verified in every way that the noise can fall; the emitted tokens, completed by
-the target to one more than the depth of the tree, must have the law of plain decoding. Proves the rule and its
+the target to one more than the depth of the tree, must be distributed as in plain decoding. Proves the rule and its
 arithmetic, not the runtime that supplies the probabilities.
 """
 
@@ -11,23 +11,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.check.drawings import DRAWINGS, Drawing, Shape, draw_tree
+from outrider.check.drawings import DRAWINGS, Drawing, Widths, draw_tree
 from outrider.check.enumeration import Branches, branches
 from outrider.check.toy import TableRows, ToyLM, ToySource
-from outrider.errors import InputError, UnsupportedDraws
-from outrider.protocols import Budget, Grower, Noise, Verifier
-from outrider.tree import Law, QRow, TokenTree
+from outrider.core.errors import InputError, UnsupportedDraws
+from outrider.core.protocols import Grower, Noise, Verifier
+from outrider.core.records import Budget
+from outrider.core.tree import Law, QRow, TokenTree
 
 TOLERANCE = 1e-9
 LIMIT = 20_000
 CONTEXT = (0, 1)  # ends with the pending token
-SMALL: tuple[Shape, ...] = ((1, 1, 1), (2, 1))
-SHAPES: tuple[Shape, ...] = (*SMALL, (2, 2), (3, 1), (2, 1, 1))
+SMALL: tuple[Widths, ...] = ((1, 1, 1), (2, 1))
+SHAPES: tuple[Widths, ...] = (*SMALL, (2, 2), (3, 1), (2, 1, 1))
 
 Sequences = dict[tuple[int, ...], float]
 
@@ -43,7 +45,7 @@ class Case:
 
 
 # Seeds where p exceeds q on two tokens of three: a second draw then still has something to be rejected for, and every
-# planted bug moves the law by 0.03 or more. Where one token is left after a rejection, most bugs cannot show.
+# planted bug changes the output by 0.03 or more. Where one token is left after a rejection, most bugs cannot show.
 _TARGET, _DRAFT, _SECOND = ToyLM(seed=9), ToyLM(seed=54), ToyLM(seed=43)
 CASES = (
     Case("generic", _TARGET, _DRAFT, _SECOND),
@@ -70,10 +72,10 @@ class Result:
     verifier: str
     law: Law
     drawing: str
-    shape: Shape
+    shape: Widths
     case: str
     outcomes: int  # of drafting and verification together; 0: refused
-    difference: float  # largest, over sequences, between the output law and the target's
+    difference: float  # largest, over sequences, between the output's probability and the target's
 
     @property
     def passed(self) -> bool:
@@ -83,7 +85,7 @@ class Result:
 def exhaustive(
     verifier: Verifier,
     laws: Iterable[Law] | None = None,
-    shapes: Sequence[Shape] = SHAPES,
+    shapes: Sequence[Widths] = SHAPES,
     cases: Sequence[Case] = CASES,
     drawings: Sequence[Drawing] = DRAWINGS,
     limit: int = LIMIT,
@@ -114,26 +116,26 @@ def quick(verifier: Verifier, drawings: Sequence[Drawing] = DRAWINGS) -> list[Re
     return results + [result for result in wide if result.outcomes]
 
 
-def examine(verifier: Verifier, drawing: Drawing, shape: Shape, case: Case, limit: int = LIMIT) -> Result:
+def examine(verifier: Verifier, drawing: Drawing, shape: Widths, case: Case, limit: int = LIMIT) -> Result:
     """One combination. Raises `UnsupportedDraws` where the verifier refuses."""
-    law, count = output_law(verifier, drawing, shape, case, limit)
+    probs, count = output_distribution(verifier, drawing, shape, case, limit)
     return Result(
-        verifier.name, drawing.law, drawing.name, shape, case.name, count, distance(law, case.target, len(shape) + 1)
+        verifier.name, drawing.law, drawing.name, shape, case.name, count, distance(probs, case.target, len(shape) + 1)
     )
 
 
-def output_law(
-    verifier: Verifier, drawing: Drawing, shape: Shape, case: Case, limit: int = LIMIT
+def output_distribution(
+    verifier: Verifier, drawing: Drawing, shape: Widths, case: Case, limit: int = LIMIT
 ) -> tuple[Sequences, int]:
-    """The law of the tokens that one step emits, over all drafts and all verifications, and the number of outcomes."""
+    """How likely each text of one step is, over all drafts and all verifications, and the number of outcomes."""
 
     def draft(paths: Branches) -> TokenTree:
         return draw_tree(drawing, shape, case.draft, case.second, CONTEXT, paths.noise("draft"))
 
-    return step_law(verifier, draft, case.target, limit)
+    return step_distribution(verifier, draft, case.target, limit)
 
 
-def grown_law(
+def grown_distribution(
     verifier: Verifier, make: Callable[[], Grower], budget: Budget, case: Case, limit: int = LIMIT
 ) -> tuple[Sequences, int]:
     """The same for the trees of a grower; `make` gives a new one for each outcome, so that none remembers another."""
@@ -141,36 +143,36 @@ def grown_law(
     def draft(paths: Branches) -> TokenTree:
         return grow_tree(make(), case.draft, budget, paths.noise("draft"))
 
-    return step_law(verifier, draft, case.target, limit)
+    return step_distribution(verifier, draft, case.target, limit)
 
 
 def grow_tree(
     grower: Grower, draft: ToyLM, budget: Budget, noise: Noise | None, context: Sequence[int] = CONTEXT
 ) -> TokenTree:
     source = ToySource(draft)
-    source.begin(0, _Text(np.array(context)), ())
+    source.begin(0, _Text(np.array(context)))
     return grower.grow(source, [0], [int(context[-1])], [budget], [noise])[0]
 
 
-def step_law(
+def step_distribution(
     verifier: Verifier, draft: Callable[[Branches], TokenTree], target: ToyLM, limit: int = LIMIT
 ) -> tuple[Sequences, int]:
-    """The law of what is emitted from the trees that `draft` makes, and the number of outcomes."""
+    """How likely each text is that comes of the trees that `draft` makes, and the number of outcomes."""
 
     def emitted(paths: Branches, tree: TokenTree, rows: TableRows) -> tuple[int, ...]:
         verdict = verifier.verify(tree, rows, paths.noise("verify"))
         return (*(int(tree.tokens[node]) for node in verdict.path), verdict.next_token)
 
-    law: Sequences = {}
+    probs: Sequences = {}
     count = 0
     for tree, weight in branches(draft, limit):
         rows = TableRows(target, CONTEXT, tree)
         for tokens, probability in branches(partial(emitted, tree=tree, rows=rows), limit):
-            law[tokens] = law.get(tokens, 0.0) + weight * probability
+            probs[tokens] = probs.get(tokens, 0.0) + weight * probability
             count += 1
             if count > limit:
                 raise InputError(f"more than {limit} outcomes; choose a smaller tree or raise the limit")
-    return law, count
+    return probs, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,27 +186,48 @@ class _Text:
     prediction: tuple[int, ...] = ()
 
     def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
-        raise AssertionError("a toy's laws are tables")
+        raise AssertionError("a toy's distributions are tables")
+
+    def continuations(self) -> list[list[int]]:
+        return []
 
 
-def distance(law: Sequences, target: ToyLM, length: int, after: tuple[int, ...] = ()) -> float:
+def distance(probs: Sequences, target: ToyLM, length: int, after: tuple[int, ...] = ()) -> float:
     """Largest difference of a sequence's probability, once the target has completed all to one length."""
-    difference = plain_law(target, length, after)
-    for tokens, weight in law.items():
-        for rest, probability in plain_law(target, length - len(tokens), (*after, *tokens)).items():
+    difference = plain_distribution(target, length, after)
+    for tokens, weight in probs.items():
+        for rest, probability in plain_distribution(target, length - len(tokens), (*after, *tokens)).items():
             key = (*tokens, *rest)
             difference[key] = difference.get(key, 0.0) - weight * probability
     return max(map(abs, difference.values()))
 
 
-def plain_law(target: ToyLM, length: int, after: tuple[int, ...] = ()) -> Sequences:
-    """The law of the next `length` tokens of plain decoding."""
-    law: Sequences = {(): 1.0}
+def plain_distribution(target: ToyLM, length: int, after: tuple[int, ...] = ()) -> Sequences:
+    """How likely each text of the next `length` tokens of plain decoding is."""
+    probs: Sequences = {(): 1.0}
     for _ in range(length):
-        law = {
+        probs = {
             (*tokens, token): weight * float(p)
-            for tokens, weight in law.items()
+            for tokens, weight in probs.items()
             for token, p in enumerate(target.probs((*CONTEXT, *after, *tokens)))
             if p > 0
         }
-    return law
+    return probs
+
+
+def evidence(results: Sequence[Result]) -> dict[str, Any]:
+    """For the report: the largest difference of each law, and the first failures."""
+    laws = sorted({str(r.law) for r in results})
+    return {
+        "tolerance": TOLERANCE, "combinations": len(results), "outcomes": sum(r.outcomes for r in results),
+        "laws": [
+            {"law": law, "combinations": sum(r.law == law for r in results),
+             "largest_difference": max(r.difference for r in results if r.law == law)}
+            for law in laws
+        ],
+        "failures": [
+            {"law": str(r.law), "drawing": r.drawing, "shape": list(r.shape), "case": r.case,
+             "difference": r.difference}
+            for r in results if not r.passed
+        ][:20],
+    }  # fmt: skip

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from outrider.check.reference import Answer, Job, Watch
 from outrider.check.runs import FORCED, Subject, one_by_one, shortened, together, told
 from outrider.check.ties import FORCED_TREES, Comparison
-from outrider.params import SamplingArguments, SamplingParams
-from outrider.protocols import Recipe
+from outrider.core.params import SamplingArguments, SamplingParams
+from outrider.core.protocols import Recipe
 
 PENALTIES: SamplingArguments = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
 

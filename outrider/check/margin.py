@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from outrider.noise import TARGET, StreamNoise, uniforms
-from outrider.params import SamplingParams
-from outrider.sampling import History
+from outrider.core.noise import TARGET, StreamNoise, uniforms
+from outrider.core.params import SamplingParams
+from outrider.core.sampling import History
 
 
 def chosen(history: History, loose: History, row: Tensor) -> tuple[int, float]:
@@ -41,7 +41,7 @@ def race_margin(scores: Tensor, waits: Tensor, winner: int, params: SamplingPara
 
 
 def boundary(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """[V] which tokens the truncations keep, and how far each is from the other side (in scores; for top-p also mass).
+    """[V] which tokens the truncations keep, and how far each is at least from the other side (in scores).
 
     A token that is kept can fall out at any stage, so its slack is the smallest; one that is cut off has the distance
     to the stage that cut it.
@@ -72,11 +72,18 @@ def _top_p(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     before = probs.cumsum(0) - probs
     count = max(int((before < params.top_p).sum()), 1)
     kept = torch.arange(len(values), device=scores.device) < count
-    by_mass = (before - params.top_p).abs()
-    dropped = values[count] if count < len(values) else values.new_tensor(-math.inf)
-    by_rank = torch.where(kept, values - dropped, values[count - 1] - values)
+    mass, edge = probs[:count].sum(), math.log(params.top_p / (1 - params.top_p))
+    behind = torch.cat([values[1:], values.new_tensor([-math.inf])])
+    dropped = behind[count - 1]
+    # A change that moves no difference of two by more than d moves no log-odds of a sum by more than d. So a token
+    # falls out only where others pass it or their odds grow as far: those below it and the ones above, or those that
+    # are dropped and all others that are kept. One that is dropped passes a kept one, or the odds of those shrink.
+    either = torch.minimum(values - behind, edge - torch.logit(before.clamp(0, 1)))
+    other = torch.minimum(values - dropped, edge - torch.logit((mass - probs).clamp(0, 1)))
+    enters = torch.minimum(values[count - 1] - values, torch.logit(mass.clamp(0, 1)) - edge)
+    distance = torch.where(kept, torch.maximum(either, other), enters).clamp(min=0)
     place = torch.argsort(order)
-    return kept[place], torch.minimum(by_mass, by_rank)[place]
+    return kept[place], distance[place]
 
 
 def _min_p(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
-"""The martingale part: are sampled tokens distributed as the target's law, for rules whose decisions use the draft?
+"""The martingale part: are sampled tokens distributed as the target says, under rules whose decisions use the draft?
 
 With p recomputed by one independent forward of the unmodified model, and f a function of the next token that was fixed
 before it was decided, the sum of f(y) - E_p f over all tokens is a martingale when y ~ p; divided by the square root of
 the summed variances it is close to standard normal for long texts. f may use the text so far and the draft's
-*row* q, never the token drawn from it: given that token, y no longer has law p even in an exact method.
+*row* q, never the token drawn from it: given that token, y is no longer distributed as p even in an exact method.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from outrider.check.reference import Job, Plain, Watch
 from outrider.check.runs import Recorder, Subject, finish
-from outrider.protocols import StepRecord
-from outrider.sampling import History
-from outrider.tree import Draw
+from outrider.core.records import StepRecord
+from outrider.core.tree import Draw
 
 FALSE_ALARM = 1e-4  # two-sided, over all statistics together
 CLIP_RATIO, CLIP_LOG_P = 4.0, 8.0
@@ -90,7 +89,7 @@ class Martingale:
     tokens: int = 0
     offered: int = 0  # tokens at whose place a candidate stood
     drafted: int = 0  # those of them at whose place something was sampled from a draft row
-    impossible: int = 0  # tokens to which the recomputed law gives no probability
+    impossible: int = 0  # tokens to which the recomputed distribution gives no probability
 
     @property
     def threshold(self) -> float:
@@ -132,8 +131,7 @@ class Martingale:
         return f"{stood}, drawn from a draft at {self.drafted}; {found}, {power}"
 
     def add(self, plain: Plain, sample: Sample) -> None:
-        params = sample.job.params
-        history = History(sample.job.prompt, params, plain.vocab_size)
+        history = plain.history(sample.job)
         rows = plain.rows(sample.job.prompt, sample.tokens)
         sums: dict[str, float] = {}  # of this text
         self.texts += 1
@@ -146,7 +144,7 @@ class Martingale:
         self.tokens += 1
         self.impossible += bool(p[token] == 0)
         sampled = [d for d in draws if d.row is not None]
-        wrong = law_if_wrong(p, sampled)
+        wrong = distribution_if_wrong(p, sampled)
         for name, f in WITHOUT_Q.items():
             self._count(name, f(p), p, wrong, token, sums)
         if not sampled:
@@ -194,14 +192,14 @@ def spread(draw: Draw, size: int) -> Array:
     return q
 
 
-def law_if_wrong(p: Array, draws: Sequence[Draw]) -> Array:
-    """The law of the token if every rejection fell back to p itself instead of what the rejection leaves of it."""
-    law, left = np.zeros_like(p), 1.0
+def distribution_if_wrong(p: Array, draws: Sequence[Draw]) -> Array:
+    """The token's distribution if every rejection fell back to p itself instead of what the rejection leaves of it."""
+    probs, left = np.zeros_like(p), 1.0
     for draw in draws:
         both = np.minimum(p, spread(draw, len(p)))
-        law += left * both
+        probs += left * both
         left *= 1.0 - float(both.sum())
-    return law + left * p
+    return probs + left * p
 
 
 def run_martingale(sums: Martingale, subject: Subject, jobs: Sequence[Job], nodes: int | None, watch: Watch) -> None:
@@ -218,7 +216,7 @@ def run_martingale(sums: Martingale, subject: Subject, jobs: Sequence[Job], node
         steps = recorder.steps_of(handle.sequences[0].history) if recorder else []
         sums.add(subject.plain, Sample(job, tokens, draws_along(steps, sums.rule) if recorder else [()] * len(tokens)))
         sums.offered += sum(bool(step.tree.draws[node]) for step, node in decided(steps))
-        watch("recomputing the target's law", 0)
+        watch("recomputing the target's distribution", 0)
 
 
 def draws_along(steps: Iterable[StepRecord], rule: str) -> list[tuple[Draw, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.check.margin import chosen
-from outrider.params import SamplingParams
-from outrider.protocols import Needs, Target
-from outrider.sampling import History
+from outrider.core.legal import Legal
+from outrider.core.params import SamplingArguments, SamplingParams
+from outrider.core.protocols import CompileForm, Target
+from outrider.core.records import Needs
+from outrider.core.sampling import History
+from outrider.core.schedule import run_texts
 
 TOP = 32  # logits of the likeliest tokens that are kept of every row, to compare schedules by
 Watch = Callable[[str, int], None]  # what is being done, and how many tokens of it were done since the last call
@@ -48,13 +51,17 @@ class Answer:
 class Plain:
     """The caller's model as it is. Does not change state."""
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
+    def __init__(
+        self, model: Any, vocab_size: int, eos_ids: frozenset[int] = frozenset(),
+        compile_form: CompileForm | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.vocab_size = model, vocab_size
+        self._eos_ids, self._compile_form = eos_ids, compile_form  # for jobs that ask for a form
         self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def decode(self, job: Job, watch: Watch) -> Answer:
-        history = History(job.prompt, job.params, self.vocab_size)
-        loose = History(job.prompt, job.params.with_(top_k=0, top_p=1.0, min_p=0.0), self.vocab_size)
+        history = self.history(job)
+        loose = self.history(job, top_k=0, top_p=1.0, min_p=0.0)
         row, cache = self._begin(job.prompt)
         margins, ids, logits = [], [], []
         while True:
@@ -66,10 +73,20 @@ class Plain:
             for one in (history, loose):
                 one.append((token,))
             watch("plain decoding", 1)
-            if history.generated == job.params.max_new_tokens:
+            ended = history.legal is not None and (token in self._eos_ids or history.legal.exhausted)
+            if ended or history.generated == job.params.max_new_tokens:
                 return Answer(job, list(history.output), np.array(margins), np.array(ids), np.array(logits))
             rows, cache = self._forward([token], cache)
             row = rows[-1]
+
+    def history(self, job: Job, **changes: Unpack[SamplingArguments]) -> History:
+        """The job before its first token, with some parameters changed."""
+        params, legal = job.params.with_(**changes), None
+        if not params.form:
+            return History(job.prompt, params, self.vocab_size)
+        assert self._compile_form is not None, "made without forms"
+        legal = Legal(self._compile_form(params), job.prompt, self.vocab_size, self._eos_ids)
+        return History(job.prompt, params, self.vocab_size, self._eos_ids, legal=legal)
 
     def rescore(self, answer: Answer, width: int) -> Iterator[Tensor]:
         """The rows of an answer once more, `width` tokens a forward; 0: all in one, without a cache."""
@@ -108,8 +125,11 @@ class RuntimePlain(Plain):
     Holds one slot of the target, anew for every text.
     """
 
-    def __init__(self, model: Any, target: Target) -> None:
-        super().__init__(model, target.vocab_size)
+    def __init__(
+        self, model: Any, target: Target, eos_ids: frozenset[int] = frozenset(),
+        compile_form: CompileForm | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, target.vocab_size, eos_ids, compile_form)
         self._target, self._slot = target, -1
 
     def _forward(
@@ -119,6 +139,6 @@ class RuntimePlain(Plain):
             if self._slot >= 0:
                 self._target.release(self._slot)
             self._slot = self._target.acquire()
-        stream = self._target.prefill([self._slot], [[*tokens, 0]], Needs(logits=not last))  # all but the final token
+        stream = run_texts(self._target, [(self._slot, tokens)], Needs(logits=not last))
         rows = [chunk.scores.logits.float() for chunks in stream for chunk in chunks if chunk.scores.logits is not None]
         return torch.cat(rows) if rows else torch.empty(0), self._slot

@@ -7,19 +7,20 @@ verification and commit runs for many steps however seldom the method itself is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.check.reference import Answer, Job, Plain, Watch
 from outrider.control.fixed import Fixed
+from outrider.core.engine import Engine, Handle
+from outrider.core.generation import Generation
+from outrider.core.proposals import Proposals
+from outrider.core.protocols import Context, Drafter, Noise, Recipe
+from outrider.core.records import Budget, Chunk, Scores, StepRecord
 from outrider.draft.forced import Forced
-from outrider.engine import Engine, Handle
-from outrider.generation import Generation
-from outrider.proposals import Proposals
-from outrider.protocols import Budget, Chunk, Context, Drafter, Noise, Recipe, Scores, StepRecord
 from outrider.verify.invariant import Invariant
 
-NODES = 8  # candidates a step where the method names no budget of its own
+NODES = 8  # candidates a step where the method has no option budget
 FORCED_NODES, FORCED_DEPTH = 12, 4
 FORCED = (("accept-all", 1.0, 1), ("random-accept", 0.6, 2), ("accept-none", 0.0, 1))  # name, acceptance, decoys
 
@@ -35,8 +36,8 @@ class Subject:
     def speculating(self, nodes: int | None = None) -> Recipe:
         """The method with its whole budget, or less, at every step: a controller that goes quiet would prove little."""
         named = getattr(self.recipe.options, "budget", NODES)
-        own = named if isinstance(named, int) else NODES
-        nodes = min(own, nodes or own)
+        whole = named if isinstance(named, int) else NODES
+        nodes = min(whole, nodes or whole)
         depth = min(nodes, int(getattr(self.recipe.options, "depth", nodes)))
         return dataclasses.replace(self.recipe, controller=Fixed(Budget(nodes, depth)))
 
@@ -50,7 +51,7 @@ class Subject:
         budget = Fixed(Budget(FORCED_NODES, FORCED_DEPTH))
         return Recipe("forced", drafter, self.recipe.verifier, budget)
 
-    def without(self) -> Recipe:
+    def plain_decoding(self) -> Recipe:
         return Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
 
 
@@ -78,15 +79,17 @@ def one_by_one(engine: Engine, pairs: Sequence[tuple[Job, Recipe]], label: str, 
     return [together(engine, [pair], label, watch)[0] for pair in pairs]
 
 
-def shortened(answers: Sequence[Answer], most: int) -> list[tuple[Job, list[int]]]:
-    """Jobs of different lengths, none above `most`, so that sequences leave a batch at different steps.
+def shortened(answers: Sequence[Answer], longest: int) -> list[tuple[Job, list[int]]]:
+    """Jobs of different lengths, none above `longest`, so that sequences leave a batch at different steps.
 
     Each also predicts its answer, less every seventh token: a drafter that uses predictions is right most of the time
     and must find its place again after each gap.
     """
     out = []
     for i, answer in enumerate(answers):
-        length = max(1, min(most, len(answer.tokens)) - i % 4)
+        length = max(1, min(longest, len(answer.tokens)) - i % 4)
+        if len(answer.tokens) < min(longest, answer.job.params.max_new_tokens):  # it ended: an end may be drafted, too
+            length = longest
         prediction = tuple(token for place, token in enumerate(answer.tokens, 1) if place % 7)
         params = answer.job.params.with_(max_new_tokens=length, min_new_tokens=0, prediction=prediction)
         out.append((dataclasses.replace(answer.job, params=params), answer.tokens[:length]))
@@ -110,10 +113,13 @@ class Recorder:
     def steps_of(self, context: Context) -> list[StepRecord]:
         return next(steps for seen, steps in self._seen if seen is context)
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         self._steps[slot] = []
         self._seen.append((context, self._steps[slot]))
-        self._drafter.begin(slot, context, chunks)
+        self._drafter.begin(slot, context)
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None:
+        self._drafter.absorb(chunks)
 
     def end(self, slot: int) -> None:
         self._drafter.end(slot)
@@ -121,6 +127,7 @@ class Recorder:
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         return self._drafter.propose(slots, budgets, noise)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        self._steps[slot].append(dataclasses.replace(record, scores=Scores(None)))  # the rows are large
-        self._drafter.observe(slot, record)
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        for slot, record in zip(slots, records, strict=True):
+            self._steps[slot].append(dataclasses.replace(record, scores=Scores(None)))  # the rows are large
+        self._drafter.observe(slots, records)

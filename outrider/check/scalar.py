@@ -1,7 +1,7 @@
 """Plain references of the acceptance rules: Python floats, dense lists, one loop over tokens at a time.
 
 Each says what its rule says on the same noise, so that the rules that touch sparse rows and tensors only can be tested
-against arithmetic that is plain to read. Laws are not checked and nothing is fast.
+against arithmetic that is plain to read. How the draws were made is not checked, and nothing is fast.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider.protocols import Noise, Verdict
-from outrider.tree import NOTHING, Draw, QRow, TokenTree
+from outrider.core.protocols import Noise
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, QRow, TokenTree
 
-Law = list[float]  # dense, one float a token
-Laws = Callable[[int], Law]  # the target's law at a node
+Probs = list[float]  # dense, one float a token
+ProbsAt = Callable[[int], Probs]  # the target's distribution at a node
 
 
-def recursive(tree: TokenTree, laws: Laws, noise: Noise) -> Verdict:
+def recursive(tree: TokenTree, target: ProbsAt, noise: Noise) -> Verdict:
     """Rejection on chains, recursive rejection on trees, and the optimal rule on top-plus-one draws."""
 
     def choose(node: int) -> int:
-        p = laws(node)
+        p = target(node)
         for j, draw in enumerate(tree.draws[node]):
             if draw.row is None:
                 continue
@@ -35,14 +36,14 @@ def recursive(tree: TokenTree, laws: Laws, noise: Noise) -> Verdict:
     return _follow(tree, choose)
 
 
-def k_seq(tree: TokenTree, laws: Laws, noise: Noise) -> Verdict:
+def k_seq(tree: TokenTree, target: ProbsAt, noise: Noise) -> Verdict:
     def choose(node: int) -> int:
-        p, draws = laws(node), tree.draws[node]
+        p, draws = target(node), tree.draws[node]
         if not draws or draws[0].row is None:
             return noise.draw(np.array(p), node, len(draws))
         q, k = _dense(draws[0].row, len(p)), len(draws)
 
-        def kept(rho: float) -> Law:
+        def kept(rho: float) -> Probs:
             return [min(b, a / rho) for a, b in zip(p, q, strict=True)]
 
         low, high = 1.0, float(k)
@@ -62,11 +63,11 @@ def k_seq(tree: TokenTree, laws: Laws, noise: Noise) -> Verdict:
     return _follow(tree, choose)
 
 
-def traversal(tree: TokenTree, laws: Laws, noise: Noise) -> Verdict:
+def traversal(tree: TokenTree, target: ProbsAt, noise: Noise) -> Verdict:
     """Traversal on trees, block verification on chains. Point masses are tested after sampled draws."""
 
     def visit(node: int, a: float) -> Verdict | None:
-        p, draws = laws(node), tree.draws[node]
+        p, draws = target(node), tree.draws[node]
         for j, draw in sorted(enumerate(draws), key=lambda item: item[1].row is None):
             q = _dense(draw.row, len(p)) if draw.row is not None else [float(t == draw.token) for t in range(len(p))]
             if 0 <= draw.token < len(p) and p[draw.token] > 0:
@@ -103,7 +104,7 @@ def _follow(tree: TokenTree, choose: Callable[[int], int]) -> Verdict:
         path.append(node)
 
 
-def _dense(row: QRow, vocabulary: int) -> Law:
+def _dense(row: QRow, vocabulary: int) -> Probs:
     q = [0.0] * vocabulary
     for token, probability in zip(row.ids.tolist(), row.probs.tolist(), strict=True):
         if token < vocabulary:
@@ -111,6 +112,6 @@ def _dense(row: QRow, vocabulary: int) -> Law:
     return q
 
 
-def _normalised(weights: Law, otherwise: Law) -> Law:
+def _normalised(weights: Probs, otherwise: Probs) -> Probs:
     total = sum(weights)
     return [w / total for w in weights] if total > 0 else otherwise

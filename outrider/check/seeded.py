@@ -13,7 +13,7 @@ from outrider.check.greedy import add_forced
 from outrider.check.reference import Answer, Job, Watch
 from outrider.check.runs import FORCED, Subject, one_by_one, shortened, together, told
 from outrider.check.ties import Comparison
-from outrider.params import SamplingParams
+from outrider.core.params import SamplingParams
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 0.8": {"temperature": 0.8},
@@ -53,6 +53,8 @@ def run_seeded(
     made = together(engine, [(job, subject.recipe) for _, (job, _) in batch], "shuffled batch", watch)
     comparison.add("method as configured, shuffled ragged batch", wanted, *told(made))
     if subject.speculates:
-        made = together(engine, [(job, subject.without()) for _, (job, _) in batch], "no speculation, batch", watch)
+        made = together(
+            engine, [(job, subject.plain_decoding()) for _, (job, _) in batch], "no speculation, batch", watch
+        )
         comparison.add("no speculation, ragged batch", wanted, *told(made))
     add_forced(comparison, subject, answers, forced_tokens, FORCED[:2], watch)

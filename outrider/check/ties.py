@@ -165,11 +165,11 @@ class Comparison:
         if not self.passed:
             return f"{self.ties} near ties where at most {self.tie_limit} were to be expected"
         tokens, forced = sum(r.tokens for r in self.runs), sum(r.drafted for r in self.runs) - self.proposed
-        own = f"{self.proposed} candidates of the method's own and " if self.proposed else ""
+        proposed = f"{self.proposed} candidates of the method's own and " if self.proposed else ""
         none = "; the method itself proposed nothing" if speculates and not self.proposed else ""
         same = f"{self.ties} near ties of {self.tie_limit} allowed" if self.ties else "all identical"
         return (
-            f"{len(self.runs)} runs, {tokens} tokens, {own}{forced} in forced trees verified, noise bound "
+            f"{len(self.runs)} runs, {tokens} tokens, {proposed}{forced} in forced trees verified, noise bound "
             f"{self.precision.bound:.1e}: {same}{none}"
         )
 

@@ -1,4 +1,4 @@
-"""Toy models over a handful of tokens whose laws are tables in float64, and the protocols' roles played by them.
+"""Toy models over a handful of tokens, with tables in float64 as distributions, that play the protocols' roles.
 
 `ToyTarget` keeps the books of a real runtime and asserts that it is used as the protocol says, so an engine that works
 on it makes its calls in the right order with the right rows. No neural network, no speed.
@@ -6,7 +6,7 @@ on it makes its calls in the right order with the right rows. No neural network,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,18 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.protocols import Chunk, Context, Needs, Scores, StepRecord, Traits
-from outrider.tree import QRow, TokenTree
+from outrider.core.protocols import Context, Noise
+from outrider.core.records import Chunk, Needs, Piece, Scores, StepRecord, Traits
+from outrider.core.tree import QRow, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
 class ToyLM:
-    """A Dirichlet next-token law for each context, the same for equal seeds; made when first asked for."""
+    """A Dirichlet next-token distribution for each context, the same for equal seeds; made when first asked for."""
 
     vocab: int = 3
     seed: int = 0
     order: int = 4  # tokens of context that matter
-    concentration: float = 1.0  # small: peaked laws; large: flat ones
+    concentration: float = 1.0  # small: peaked distributions; large: flat ones
     zeros: float = 0.0  # share of tokens that are impossible in a context; one always stays
     allowed: tuple[int, ...] | None = None  # tokens that can occur at all
     top_k: int = 0
@@ -90,6 +91,9 @@ class TableRows:
         self.asked.append(node)
         return int(self._table(node).argmax())
 
+    def pick(self, node: int, path: Sequence[int], noise: Noise) -> int:
+        return noise.pick(self.probs(node), path)
+
     def together(self) -> None:
         return None
 
@@ -101,27 +105,23 @@ class TableRows:
 class _Slot:
     tokens: list[int] = field(default_factory=list)  # committed
     tree: TokenTree | None = None  # what ran since the last commit
-    ready: bool = False  # the prefill was exhausted
 
 
 class ToyTarget:
     """`protocols.Target` over a toy model: logits are log p in float64, hidden states are p itself."""
 
-    def __init__(self, lm: ToyLM, slots: int = 4, max_context: int = 256, max_rows: int = 128, chunk: int = 3) -> None:
-        self.lm, self.vocab_size, self.max_context, self.max_rows, self.chunk = (
-            lm,
-            lm.vocab,
-            max_context,
-            max_rows,
-            chunk,
-        )
-        self.forwards = 0  # calls of `verify`
+    def __init__(
+        self, lm: ToyLM, slots: int = 4, max_context: int = 256, max_rows: int = 128, prompt_rows: int = 3
+    ) -> None:
+        self.lm, self.vocab_size, self.max_context, self.max_rows = lm, lm.vocab, max_context, max_rows
+        self.prompt_rows = prompt_rows
+        self.forwards = 0  # passes with a tree in them
         self._capacity = slots
         self._slots: dict[int, _Slot] = {}
 
     @property
     def traits(self) -> Traits:
-        return Traits(slots=self._capacity)
+        return Traits(slots=self._capacity, mixes=True, same_bits=True, prompt_rows=self.prompt_rows)
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
         """There is nothing to make."""
@@ -134,7 +134,10 @@ class ToyTarget:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def acquire(self) -> int:
+    def fits(self, rows: Mapping[int, int]) -> bool:
+        return True
+
+    def acquire(self, tokens: Sequence[int] = (), salt: str = "") -> int:
         assert self.free_slots, "no free slot: the caller must queue"
         slot = next(i for i in range(self._capacity) if i not in self._slots)
         self._slots[slot] = _Slot()
@@ -144,68 +147,64 @@ class ToyTarget:
         assert slot in self._slots, f"slot {slot} is not held"
         del self._slots[slot]
 
-    def fork(self, slot: int) -> int:
+    def fork(self, slot: int, length: int | None = None) -> int:
         held = self._held(slot)
         assert held.tree is None, "fork between steps"
-        new = self.acquire()
-        self._slots[new] = _Slot(list(held.tokens), ready=True)
-        return new
+        assert length is None or 0 <= length <= len(held.tokens), "a prefix of what is committed"
+        twin = self.acquire()
+        self._slots[twin] = _Slot(held.tokens[:length])
+        return twin
+
+    def truncate(self, slot: int, length: int) -> None:
+        held = self._held(slot)
+        assert 0 <= length <= len(held.tokens), "a prefix of what is committed"
+        del held.tokens[length:]
+        held.tree = None
 
     def length(self, slot: int) -> int:
-        return len(self._slots[slot].tokens)
+        return len(self._held(slot).tokens)
 
     def committed(self, slot: int) -> tuple[int, ...]:
-        return tuple(self._slots[slot].tokens)
+        return tuple(self._held(slot).tokens)
 
-    def prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], needs: Needs) -> Iterator[list[Chunk]]:
-        assert len(set(slots)) == len(slots) == len(prompts), "one prompt a slot"
-        for slot, prompt in zip(slots, prompts, strict=True):
-            assert 0 < self.length(slot) + len(prompt) <= self.max_context, "the prompt does not fit the context"
-            assert len(prompt) and all(0 <= t < self.vocab_size for t in prompt), "tokens of this vocabulary"
-            assert self._slots[slot].tree is None, "prefill between steps"
-            self._slots[slot].ready = False
-        longest = max(len(p) for p in prompts) - 1
-        for start in range(0, longest, self.chunk):
-            chunks = []
-            for slot, prompt in zip(slots, prompts, strict=True):
-                piece = [int(t) for t in prompt[:-1][start : start + self.chunk]]
-                if piece:
-                    tokens = self._slots[slot].tokens
-                    first = len(tokens)
-                    tokens.extend(piece)
-                    contexts = [tokens[: first + i + 1] for i in range(len(piece))]
-                    chunks.append(Chunk(slot, first, piece, self._scores(contexts, needs, needs.logits)))
-            yield chunks
-        for slot in slots:
-            self._slots[slot].ready = True
+    def run(self, pieces: Sequence[Piece], needs: Needs) -> list[Scores]:
+        assert pieces and len({piece.slot for piece in pieces}) == len(pieces), "one piece a slot"
+        assert all((piece.tree is None) == (len(piece.tokens) > 0) for piece in pieces), "text or a tree"
+        self.forwards += any(piece.tree is not None for piece in pieces)
+        rows = sum(len(piece.tokens) for piece in pieces)
+        assert rows <= max(self.traits.prompt_rows, len(pieces)), "more rows of text than a pass should have"
+        return [self._text(p, needs) if p.tree is None else self._tree(p, p.tree, needs) for p in pieces]
 
-    def verify(
-        self, slots: Sequence[int], trees: Sequence[TokenTree], needs: Needs, done: Sequence[int] | None = None
-    ) -> list[Scores]:
-        assert len(set(slots)) == len(slots) == len(trees), "one tree a slot"
-        self.forwards += 1
-        answer = []
-        for slot, tree, ran in zip(slots, trees, done or [0] * len(slots), strict=True):
-            held = self._held(slot)
-            before = held.tree
-            assert 0 <= ran < len(tree), "at least one row to run"
-            assert ran == 0 or (before is not None and ran <= len(before)), "`done` counts rows run since the commit"
-            if ran and before is not None:
-                assert (before.tokens[:ran] == tree.tokens[:ran]).all(), "rows already run must not change"
-                assert (before.parents[:ran] == tree.parents[:ran]).all(), "rows already run must not change"
-            assert len(tree) <= self.max_rows, "more rows than fit behind the prefix"
-            assert len(held.tokens) + tree.depth < self.max_context, "the tree passes the end of the context"
-            assert ((tree.tokens >= 0) & (tree.tokens < self.vocab_size)).all(), "tokens of this vocabulary"
-            held.tree = tree
-            head = [*held.tokens, int(tree.tokens[0])]
-            answer.append(self._scores([head + tree.path_tokens(i) for i in range(ran, len(tree))], needs, True))
-        return answer
+    def _text(self, piece: Piece, needs: Needs) -> Scores:
+        held, tokens = self._held(piece.slot), [int(t) for t in piece.tokens]
+        assert held.tree is None, "text goes behind what is committed, between steps"
+        assert len(held.tokens) + len(tokens) < self.max_context, "the text and its pending token fit the context"
+        assert all(0 <= t < self.vocab_size for t in tokens), "tokens of this vocabulary"
+        before = len(held.tokens)
+        held.tokens += tokens
+        ends = range(before + 1, len(held.tokens) + 1)
+        return self._scores([held.tokens[:end] for end in ends], needs, needs.logits)
+
+    def _tree(self, piece: Piece, tree: TokenTree, needs: Needs) -> Scores:
+        held, ran = self._held(piece.slot), piece.done
+        before = held.tree
+        assert 0 <= ran < len(tree), "at least one row to run"
+        assert ran == 0 or (before is not None and ran <= len(before)), "`done` counts rows run since the commit"
+        if ran and before is not None:
+            assert (before.tokens[:ran] == tree.tokens[:ran]).all(), "rows already run must not change"
+            assert (before.parents[:ran] == tree.parents[:ran]).all(), "rows already run must not change"
+        assert len(tree) <= self.max_rows, "more rows than fit behind the prefix"
+        assert len(held.tokens) + tree.depth < self.max_context, "the tree passes the end of the context"
+        assert ((tree.tokens >= 0) & (tree.tokens < self.vocab_size)).all(), "tokens of this vocabulary"
+        held.tree = tree
+        head = [*held.tokens, int(tree.tokens[0])]
+        return self._scores([head + tree.path_tokens(i) for i in range(ran, len(tree))], needs, True)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         for slot, path in zip(slots, paths, strict=True):
             held = self._held(slot)
             tree = held.tree
-            assert tree is not None, "commit follows verify"
+            assert tree is not None, "commit follows a pass over a tree"
             for parent, node in zip([0, *path], path, strict=False):
                 assert tree.parents[node] == parent, "a path goes from the first candidate down, parent to child"
             held.tokens.extend(int(tree.tokens[node]) for node in [0, *path])
@@ -213,7 +212,6 @@ class ToyTarget:
 
     def _held(self, slot: int) -> _Slot:
         assert slot in self._slots, f"slot {slot} is not held"
-        assert self._slots[slot].ready, "the prefill of this slot was not exhausted"
         return self._slots[slot]
 
     def _scores(self, contexts: list[list[int]], needs: Needs, logits: bool) -> Scores:
@@ -222,18 +220,21 @@ class ToyTarget:
 
 
 class ToySource:
-    """`protocols.Source` over a toy model: the draft's law is the table, whatever the target's sampling settings."""
+    """`protocols.Source` over a toy model: its distribution is the table, whatever the sampling settings."""
 
     def __init__(self, lm: ToyLM, name: str = "toy", needs: Needs | None = None) -> None:
         self.lm, self.name, self.needs = lm, name, needs or Needs()
         self._contexts: dict[int, Context] = {}
-        self._given: dict[int, int] = {}  # nodes whose law was handed out in this step
+        self._given: dict[int, int] = {}  # nodes whose distribution was handed out in this step
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         assert slot not in self._contexts, f"slot {slot} has begun already"
-        for _ in chunks:  # the prefill runs while its chunks are read
-            pass
         self._contexts[slot] = context
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            text = self._contexts[chunk.slot].tokens[chunk.start : chunk.start + len(chunk.tokens)]
+            assert [int(t) for t in chunk.tokens] == text.tolist(), "a chunk is a stretch of the text"
 
     def end(self, slot: int) -> None:
         del self._contexts[slot]
@@ -246,12 +247,14 @@ class ToySource:
     def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
         answer = []
         for slot, tree, first in zip(slots, trees, done, strict=True):
-            assert 1 <= first <= self._given[slot], "the laws of earlier nodes must have been asked for"
+            assert 1 <= first <= self._given[slot], "the distributions of earlier nodes must have been asked for"
             head = [int(t) for t in self._contexts[slot].tokens]
             assert head[-1] == tree.tokens[0], "the tree hangs on the pending token"
             answer.append([self.lm.row(head + tree.path_tokens(i)) for i in range(first, len(tree))])
             self._given[slot] = len(tree)
         return answer
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        self._given.pop(slot, None)
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        assert len(slots) == len(records), "a record a slot"
+        for slot in slots:
+            self._given.pop(slot, None)

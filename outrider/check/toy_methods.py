@@ -19,19 +19,20 @@ from torch import Tensor
 from outrider import methods
 from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.cost import CostCurve
+from outrider.core.protocols import Recipe
+from outrider.core.records import Needs, Scores
 from outrider.methods import MethodInfo, Parts
+from outrider.methods.common import verifier
+from outrider.methods.recipes import RECIPES
 from outrider.models import LoadedModel, load_model
-from outrider.protocols import Needs, Recipe, Scores
-from outrider.recipes import RECIPES
-from outrider.recipes.common import verifier
-from outrider.train.dialogue import ANSWER
-from outrider.train.kinds import KINDS, find_kind, plan_of
-from outrider.train.selfdata import SelfData
+from outrider.train.kinds.registry import KINDS, find_kind, plan_of
+from outrider.train.text.dialogue import ANSWER
+from outrider.train.text.selfdata import SelfData
 
 VOCAB, WIDTH, LAYERS = 3, 24, 4
 TARGET, DRAFT = ToyLM(VOCAB, seed=9), ToyLM(VOCAB, seed=54)
-RULE = "recursive"  # of methods whose rule is not a coupled one unless asked for
-SMALL: dict[str, Any] = {  # those of these options that a method has; few enough candidates to take every way
+RULE = "recursive"  # for methods whose default rule is not a coupled one
+SMALL: dict[str, Any] = {  # options, for methods that have them: so few candidates that all outcomes can be enumerated
     "depth": 2, "expansion": "2", "beam": 2, "controller": "fixed", "size": "budget", "init": "random",
     "drafter": "toy", "memory_bytes": 1 << 20, "exits": "1", "window": 1, "ngram": 2, "guesses": 1, "threshold": 0.0,
     "parts": "draft-model,prompt-lookup",

@@ -6,6 +6,7 @@ standard error. Heavy libraries are imported inside commands, so that `--help` a
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import Annotated
 
@@ -16,18 +17,25 @@ from outrider.cli.expand import expand
 from outrider.cli.shell import FORCE, Shell, prepare
 
 # A new command: its file, and its name here.
-COMMANDS = ("generate", "chat", "demo", "compare", "bound", "check", "methods", "doctor", "export")
+USE, MEASURE, MAKE, KEEP = "Use a model", "Measure and prove", "Train, index and export", "This machine"
+COMMANDS = {
+    "generate": USE, "chat": USE, "batch": USE, "explain": USE, "demo": USE, "compare": MEASURE, "bound": MEASURE,
+    "check": MEASURE, "methods": USE, "doctor": KEEP, "export": MAKE, "serve": USE,
+}  # fmt: skip
+GROUPS = {"train": (".train.commands", MAKE), "drafters": (".drafters", MAKE), "bench": (".bench", MEASURE),
+          "index": (".index", MAKE), "cache": (".keep.cache", KEEP)}  # fmt: skip
 
 app = typer.Typer(
-    cls=Shell, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    cls=Shell, add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-for _name in COMMANDS:
-    app.command(_name)(expand(getattr(import_module(f"outrider.cli.{_name}"), _name)))
-app.add_typer(import_module("outrider.cli.train").app, name="train")
-app.add_typer(import_module("outrider.cli.drafters").app, name="drafters")
-app.add_typer(import_module("outrider.cli.bench").app, name="bench")
-app.add_typer(import_module("outrider.cli.index").app, name="index")
+for _name, _panel in COMMANDS.items():
+    app.command(_name, rich_help_panel=_panel)(expand(getattr(import_module(f"outrider.cli.{_name}"), _name)))
+for _name in ("sample", "find"):
+    app.command(_name, rich_help_panel=USE)(expand(getattr(import_module(f"outrider.cli.conditional.{_name}"), _name)))
+app.command("prepare", rich_help_panel=KEEP)(expand(import_module("outrider.cli.keep.prepare").prepare))
+for _name, (_home, _panel) in GROUPS.items():
+    app.add_typer(import_module(f"outrider.cli{_home}").app, name=_name, rich_help_panel=_panel)
 
 
 def _version(wanted: bool) -> None:
@@ -52,4 +60,5 @@ def _outrider(
 
 def main() -> None:
     """The console script."""
+    gc.set_threshold(100_000, 50, 100)  # starting makes many objects that all stay: looking for others is a sixth of it
     app(prog_name="outrider")

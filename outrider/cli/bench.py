@@ -8,16 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.expand import expand
-from outrider.cli.options import Precision, Runtime, parse_options
-from outrider.cli.output import Html, Json, check_folder, check_html, check_json, emit, err, out, progress_bar
+from outrider.cli.options import Device, Dtype, MeasuredModel, Model, parse_options
+from outrider.cli.output import Html, Json, check_folder, check_html, check_json, emit, err, give, out, progress_bar
 from outrider.cli.shell import STDOUT, again
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods and other runtimes side by side.")
 
-Model = Annotated[str, typer.Option("--model", "-m", help="smollm2 (embedded), a hub id, a folder or a .gguf file.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 PAGE, DATA, TEXT = "report.html", "results.json", "report.md"
 
 
@@ -49,11 +46,7 @@ def run(
     gguf: Annotated[str | None, typer.Option("--gguf", help="The model for runtimes that read GGUF.")] = None,
     draft: Annotated[str | None, typer.Option("--draft", help="Draft model folder for peers that assist.")] = None,
     json: Json = None,
-    model: Model = "smollm2",
-    device: Device = None,
-    dtype: Dtype = None,
-    runtime: Runtime = "auto",
-    precision: Precision = None,
+    model: MeasuredModel = MeasuredModel(),
 ) -> None:
     """Measure. Run it again after an interruption: finished rows are not repeated."""
     check_json(json)
@@ -63,7 +56,7 @@ def run(
     from outrider.bench.runner import run as measure
     from outrider.bench.suites import find
     from outrider.bench.systems import contenders, parse_systems, peer_settings
-    from outrider.params import SamplingParams
+    from outrider.core.params import SamplingParams
 
     asked = parse_systems(systems, parse_options(option))
     if memory not in ("reset", "keep"):
@@ -79,14 +72,9 @@ def run(
             raise InputError(f"{name} {place}: no such file or folder; give the path of an existing one")
     check_folder(folder, (DATA, TEXT, PAGE), (FILE,))
     journal = Journal(folder)
-    import outrider
-
-    slots = max(bench.batches)
-    with outrider.load(
-        model, method="plain", device=device, dtype=dtype, runtime=runtime, precision=precision, max_slots=slots,
-        max_context=max_context,
-    ) as engine, Processes() as processes, progress_bar() as on_progress:  # fmt: skip
-        settings = peer_settings(engine, model, asked, gguf, draft, memory)
+    loaded = model.load(max_slots=max(bench.batches), max_context=max_context)
+    with loaded as engine, Processes() as processes, progress_bar() as on_progress:
+        settings = peer_settings(engine, model.model, asked, gguf, draft, memory)
         made = contenders(engine, asked, settings, processes)
         done = measure(engine, bench, made, journal, on_progress)
     journal.close()
@@ -162,37 +150,22 @@ def steps(
     repeats: Annotated[int, typer.Option("--repeats", help="Times each; the median counts.")] = 5,
     html: Html = None,
     json: Json = None,
-    model: Model = "smollm2",
-    device: Device = None,
-    dtype: Dtype = None,
-    runtime: Runtime = "auto",
-    precision: Precision = None,
+    model: MeasuredModel = MeasuredModel(),
 ) -> None:
     """Time a step of the target against rows, batch and context, next to the floor of reading it once."""
     check_json(json)
     page = check_html(html)
     from outrider.bench.steps import html as render
     from outrider.bench.steps import measured_steps, terminal
-    from outrider.files import write_atomic
 
     sizes, batches, contexts = (
         _numbers(name, text, int) for name, text in (("--rows", rows), ("--batch", batch), ("--context", context))
     )
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: use 1 or more")
-    import outrider
-
-    room = max(contexts) + max(sizes) + 1
-    with outrider.load(
-        model, method="plain", device=device, dtype=dtype, runtime=runtime, precision=precision, max_slots=max(batches),
-        max_context=room,
-    ) as engine:  # fmt: skip
+    with model.load(max_slots=max(batches), max_context=max(contexts) + max(sizes) + 1) as engine:
         made = measured_steps(engine, sizes, batches, contexts, repeats)
-    if json != STDOUT:
-        out().print(terminal(made))
-    emit(json, made)
-    if page is not None:
-        write_atomic(page, render(made))
+    give(made, terminal(made), render, json, page)
 
 
 def inflate(
@@ -235,7 +208,7 @@ def _give(folder: Path, figures: dict[str, Any], json: str | None) -> None:
     from importlib.util import find_spec
 
     from outrider.bench.summary import html, markdown, terminal
-    from outrider.files import write_atomic
+    from outrider.core.files import write_atomic
 
     emit(str(folder / DATA), figures)
     write_atomic(folder / TEXT, markdown(figures))

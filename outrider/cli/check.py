@@ -14,7 +14,7 @@ from outrider.cli.output import Json, check_json, emit, err, out
 from outrider.cli.shell import STDOUT
 
 if TYPE_CHECKING:
-    from outrider.check.gate import Report
+    from outrider.check.report import Report
 
 COLOURS = {"passed": "green", "caught": "green", "same output": "green", "refuted": "red", "missed": "red"}
 
@@ -28,6 +28,9 @@ def check(
         str | None,
         typer.Option("--plant-bug", metavar="[NAME]", help="Show that the gate catches this bug; alone: all of them."),
     ] = None,
+    constraint: Annotated[
+        str | None, typer.Option("--constraint", help="Of texts of a form: json, regex or copy (of the prompt).")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of every sampled text.")] = 1,
     json: Json = None,
     model: ModelOptions = ModelOptions(),
@@ -38,12 +41,14 @@ def check(
     interrupted, with the evidence so far.
     """
     check_json(json)
-    from outrider.check import bugs, gate
+    from outrider.check import forms, gate
+    from outrider.methods.preflight import check_load
     from outrider.models import load_model
-    from outrider.preflight import check_load
-    from outrider.prompts import read_prompts
+    from outrider.store.prompts import read_prompts
 
-    planted = bugs.named(plant_bug) if plant_bug is not None else []
+    planted = forms.named(plant_bug, constraint is not None) if plant_bug is not None else []
+    if constraint is not None:
+        forms.find_form(constraint)
     options = parse_options(model.option)
     check_load(
         model.method, options, device=model.device, memory=model.memory, runtime=model.runtime,
@@ -60,7 +65,7 @@ def check(
         bar = progress.add_task("starting", total=gate.planned_tokens(size, planted))
         report = gate.check(
             loaded, model.method, options, prompts=asked, bugs=planted, size=size, seed=seed, runtime=model.runtime,
-            precision=model.precision,
+            precision=model.precision, constraint=constraint,
             watch=lambda label, tokens: progress.update(bar, description=label, advance=tokens),
         )  # fmt: skip
     if json != STDOUT:
@@ -73,6 +78,7 @@ def check(
 def _print(report: Report) -> None:
     console, s = out(), report.settings
     title = f"{s['method']} on {s['model']} in {s['precision']} by {s['runtime']}"
+    title += f", texts of the form {s['constraint']}" if s["constraint"] else ""
     table = Table("part", "outcome", "what was found", "seconds", title=title)
     for part in report.parts:
         table.add_row(part.name, _coloured(part.outcome), part.summary, f"{part.seconds:.0f}")

@@ -18,7 +18,7 @@ from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT, on_interrupt
 
 if TYPE_CHECKING:
-    from outrider.generation import Generation
+    from outrider.core.generation import Generation
 
 PROMPTS = ("rename-variable", "tides")  # one where copying helps, one ordinary question
 HINTS = """Next:
@@ -51,8 +51,8 @@ def demo(
 ) -> None:
     """Show plain and speculative decoding of the same prompts side by side: same text, less time."""
     check_json(json)
-    from outrider.params import SamplingParams
-    from outrider.prompts import built_in_prompts
+    from outrider.core.params import SamplingParams
+    from outrider.store.prompts import built_in_prompts
 
     params = SamplingParams(max_new_tokens=max_new_tokens)
     prompts = {p.id: p for p in built_in_prompts()}

@@ -18,16 +18,16 @@ def doctor(json: Json = None) -> None:
     check_json(json)
     from outrider.models.doctor import Finding, State, report
     from outrider.models.load import default_device
-    from outrider.runtimes import AUTO, RUNTIMES
+    from outrider.runtime.choice import AUTO, RUNTIMES
 
     device, findings = default_device(), list(report())
-    for own in RUNTIMES.values():
-        why = own.obstacle(device, own.precision)
-        precisions = f" ({', '.join(own.precisions)})" if own.precisions else ""
-        tried = "auto takes it where a trial finds it the fastest" if own.measured else ""
-        taken = tried if own.name in AUTO else f"by name: --runtime {own.name}"
+    for runtime in RUNTIMES.values():
+        why = runtime.obstacle(device, runtime.precision)
+        precisions = f" ({', '.join(runtime.precisions)})" if runtime.precisions else ""
+        tried = "auto takes it where a trial finds it the fastest" if runtime.measured else ""
+        taken = tried if runtime.name in AUTO else f"by name: --runtime {runtime.name}"
         state = State.NOTE if why else State.OK
-        findings.append(Finding(f"runtime {own.name}", state, own.summary + precisions, why or taken))
+        findings.append(Finding(f"runtime {runtime.name}", state, runtime.summary + precisions, why or taken))
     if json != STDOUT:
         grid = Table.grid(padding=(0, 2))
         for f in findings:

@@ -8,7 +8,7 @@ import typer
 
 from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from outrider.models.kept import Kept
@@ -30,11 +30,11 @@ def list_all(
 
     from outrider.models.kept import all_drafters
 
-    found = sorted((own for own in all_drafters() if model in own.card.target), key=lambda own: own.card.target)
+    found = sorted((kept for kept in all_drafters() if model in kept.card.target), key=lambda kept: kept.card.target)
     used, rows = set[tuple[str, str]](), list[dict[str, Any]]()
-    for own in found:  # of each target and kind the newest comes first
-        key = (own.card.fingerprint, own.card.kind)
-        rows.append({**_summary(own), "default": key not in used})
+    for kept in found:  # of each target and kind the newest comes first
+        key = (kept.card.fingerprint, kept.card.kind)
+        rows.append({**_summary(kept), "default": key not in used})
         used.add(key)
     if json != STDOUT:
         table = Table("target", "kind", "name", "size", "date", "from", "default", box=SIMPLE)
@@ -57,18 +57,18 @@ def show(name: Name, json: Json = None) -> None:
 
     from outrider.models.kept import find_kept
 
-    own = find_kept(name)
-    about = {**_summary(own), "folder": str(own.folder), "parameters": own.parameters, "card": asdict(own.card)}
+    kept = find_kept(name)
+    about = {**_summary(kept), "folder": str(kept.folder), "parameters": kept.parameters, "card": asdict(kept.card)}
     if json != STDOUT:
         table = Table(show_header=False, box=None, pad_edge=False)
         table.add_column(style="dim")
         table.add_column()
-        card = own.card
+        card = kept.card
         recipe = {key: value for key, value in card.recipe.items() if key not in ("data", "published")}
         rows = {
-            "name": own.name, "target": f"{card.target} ({card.fingerprint})", "kind": card.kind,
-            "parameters": f"{own.parameters:,} in {own.bytes:,} bytes", "date": card.date[:19], "from": about["from"],
-            "folder": str(own.folder), "reads layers": ", ".join(map(str, card.layers)), "config": _said(card.shape),
+            "name": kept.name, "target": f"{card.target} ({card.fingerprint})", "kind": card.kind,
+            "parameters": f"{kept.parameters:,} in {kept.bytes:,} bytes", "date": card.date[:19], "from": about["from"],
+            "folder": str(kept.folder), "reads layers": ", ".join(map(str, card.layers)), "config": _said(card.shape),
             "published config": _said(card.recipe.get("published")), "training": _said(recipe),
             "training data": _said(card.recipe.get("data")) or "not known",
             "acceptance": _said(card.acceptance), "licence": card.licence,
@@ -115,13 +115,13 @@ def add(
     origin = str(Path(source).expanduser().resolve()) if Path(source).expanduser().is_dir() else source
     if ours:
         read_drafter(folder, target, read_card(folder).kind)
-        own = keep(folder, origin)
+        kept = keep(folder, origin)
     else:
         weights, card = read_published(folder, target)
-        own = keep_tensors(weights, replace(card, origin=origin))
+        kept = keep_tensors(weights, replace(card, origin=origin))
     if json != STDOUT:
-        out().print(f"{own.name}: {own.card.kind} for {named}; used by default from now on", markup=False)
-    emit(json, {**_summary(own), "folder": str(own.folder), "parameters": own.parameters})
+        out().print(f"{kept.name}: {kept.card.kind} for {named}; used by default from now on", markup=False)
+    emit(json, {**_summary(kept), "folder": str(kept.folder), "parameters": kept.parameters})
 
 
 @app.command()
@@ -137,12 +137,12 @@ def remove(
 
     about: dict[str, Any] = {"name": name}
     try:
-        own = find_kept(name)
-        if own.shipped:
+        kept = find_kept(name)
+        if kept.shipped:
             raise InputError(
-                f"{own.name} {SHIPPED} and stays; do without it by naming parts: -o parts=suffix,predicted"
+                f"{kept.name} {SHIPPED} and stays; do without it by naming parts: -o parts=suffix,predicted"
             )
-        about = _summary(own)
+        about = _summary(kept)
     except UnknownName:
         pass  # one that cannot be read has only its name
     if not yes:
@@ -157,13 +157,13 @@ def remove(
     emit(json, {**about, "deleted": yes})
 
 
-def _summary(own: Kept) -> dict[str, Any]:
+def _summary(kept: Kept) -> dict[str, Any]:
     from outrider.models.kept import SHIPPED
 
     return {
-        "name": own.name, "target": own.card.target, "fingerprint": own.card.fingerprint, "kind": own.card.kind,
-        "bytes": own.bytes, "date": own.card.date, "from": SHIPPED if own.shipped else own.card.origin,
-        "shipped": own.shipped,
+        "name": kept.name, "target": kept.card.target, "fingerprint": kept.card.fingerprint, "kind": kept.card.kind,
+        "bytes": kept.bytes, "date": kept.card.date, "from": SHIPPED if kept.shipped else kept.card.origin,
+        "shipped": kept.shipped,
     }  # fmt: skip
 
 

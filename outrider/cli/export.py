@@ -9,7 +9,7 @@ import typer
 
 from outrider.cli.output import Json, check_json, emit, out
 from outrider.cli.shell import STDOUT
-from outrider.errors import InputError, did_you_mean
+from outrider.core.errors import InputError, did_you_mean
 
 
 def export(

@@ -10,16 +10,15 @@ import typer
 from rich.text import Text
 
 from outrider.cli.options import ModelOptions, SamplingOptions, StyleOptions
-from outrider.cli.output import Json, check_json, emit, err, out, stats_table
+from outrider.cli.output import Json, check_json, emit, err, out, start_rows, stats_table
 from outrider.cli.paint import Painter, legend
 from outrider.cli.shell import STDOUT, on_interrupt
-from outrider.errors import InputError
-from outrider.prompts import read_stdin, read_text
-from outrider.text import token_decoder
+from outrider.core.errors import InputError
+from outrider.core.text import token_decoder
 
 if TYPE_CHECKING:
-    from outrider.generation import Generation
-    from outrider.params import SamplingParams
+    from outrider.core.generation import Generation
+    from outrider.core.params import SamplingParams
 
 
 def generate(
@@ -58,6 +57,8 @@ def generate(
         screens = [Screen(_painter(engine, params) if show else None, stream) for _ in range(params.n)]
         with on_interrupt(handle.cancel) as interrupted:
             generations = _run(handle, screens[0], interrupted)
+        started = {"seconds": engine.phases, "bytes": engine.footprint()}
+        rows = start_rows(engine)
     if json != STDOUT:
         for screen, generation in zip(screens, generations, strict=True):
             screen.finish(generation)
@@ -65,10 +66,14 @@ def generate(
             err().print(legend([o for g in generations for o in g.origins], _colours()))
     if stats:
         for g in generations:
-            err().print(stats_table(g.stats, finish=f"{g.finish_reason}, seed {g.seed}, sample {g.sample}"))
+            mass = (
+                {} if g.mean_legal_mass is None else {"legal mass": f"{g.mean_legal_mass:.3f} of a token's probability"}
+            )
+            more = mass | (rows if g is generations[0] else {})
+            err().print(stats_table(g.stats, finish=f"{g.finish_reason}, seed {g.seed}, sample {g.sample}", **more))
     emit(json, {"model": model.model, "method": model.method, "prompt": text,
                 "style": prior and {"file": style.style, "strength": prior.strength, "changes_distribution": True},
-                "generations": [g.as_dict() for g in generations]})  # fmt: skip
+                "start": started, "generations": [g.as_dict() for g in generations]})  # fmt: skip
     if interrupted:
         raise typer.Exit(130)
 
@@ -126,7 +131,7 @@ def _untangle(prompt: str | None, file: str | None, json: str | None) -> tuple[s
 def _expected(source: str, file: str | None) -> str:
     if source == file == "-":
         raise InputError("the prompt and --prediction both come from standard input; give one of them as a file")
-    text = read_stdin() if source == "-" else read_text(source)
+    text = _text_of(source)
     if not text:
         raise InputError(f"--prediction {source}: is empty; give the text you expect, or leave it out")
     return text
@@ -136,9 +141,15 @@ def _read(prompt: str | None, file: str | None) -> str:
     if prompt is not None and file is not None:
         raise InputError("a prompt and --file were both given; give one of them")
     if file is not None:
-        prompt = read_stdin() if file == "-" else read_text(file)
+        prompt = _text_of(file)
     if prompt is None:
         raise InputError('there is no prompt; write it behind the command, as in: outrider generate "Hello"')
     if not prompt.strip():
         raise InputError("the prompt is empty; give at least one word")
     return prompt
+
+
+def _text_of(source: str) -> str:
+    from outrider.store.prompts import read_stdin, read_text  # with stores, which compile: not for `--help`
+
+    return read_stdin() if source == "-" else read_text(source)

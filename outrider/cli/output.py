@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from outrider._version import __version__
 from outrider.cli.shell import STDOUT, forced
-from outrider.errors import InputError
-from outrider.files import check_place, write_atomic
+from outrider.core.errors import InputError
+from outrider.core.files import check_place, write_atomic
 
 if TYPE_CHECKING:
-    from outrider.generation import Stats
+    from outrider.core.generation import Stats
 
 FILE_WIDTH = 120
-OWN_JSON = '{\n  "outrider": '  # how a file of ours begins
-OWN_PAGE = "<title>Outrider: "  # among the first characters of a page of ours
+OUR_JSON = '{\n  "outrider": '  # how a file of ours begins
+OUR_PAGE = "<title>Outrider: "  # among the first characters of a page of ours
 HEAD = 1024  # so many
 
 Json = Annotated[
@@ -65,10 +65,21 @@ def emit(target: str | None, payload: Any) -> None:
     write_atomic(Path(target), content)
 
 
+def give(
+    figures: Any, table: RenderableType, render: Callable[[Any], str], json: str | None, page: Path | None
+) -> None:
+    """Figures of a measurement where they were asked for: a table, JSON, and a page that `render` makes of them."""
+    if json != STDOUT:
+        out().print(table)
+    emit(json, figures)
+    if page is not None:
+        write_atomic(page, render(figures))
+
+
 def check_json(target: str | None) -> None:
     """Refuse a file that cannot be written, or that is not ours, before the work, not after it."""
     if target not in (None, STDOUT):
-        _check_file("--json", str(target), lambda head: head.startswith(OWN_JSON))
+        _check_file("--json", str(target), lambda head: head.startswith(OUR_JSON))
 
 
 def check_html(html: str | None) -> Path | None:
@@ -78,8 +89,14 @@ def check_html(html: str | None) -> Path | None:
     from outrider.bench.plots import check_matplotlib
 
     check_matplotlib()
-    _check_file("--html", html, lambda head: OWN_PAGE in head)
+    _check_file("--html", html, lambda head: OUR_PAGE in head)
     return Path(html)
+
+
+def check_page(option: str, target: str) -> Path:
+    """Refuse a file that cannot be written, or that is no page of ours, before the work."""
+    _check_file(option, target, lambda head: OUR_PAGE in head)
+    return Path(target)
 
 
 def check_folder(folder: Path, writes: Sequence[str], ours: Sequence[str]) -> None:
@@ -145,6 +162,17 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def bytes_text(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def start_rows(engine: Any) -> dict[str, str]:
+    """What the start of an engine took, and what it holds in memory, as rows of a table."""
+    took = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in engine.phases.items() if seconds >= 0.005)
+    holds = ", ".join(f"{name} {bytes_text(count)}" for name, count in engine.footprint().items() if count)
+    return {"start": took, "memory": holds}
 
 
 def status_line(stats: Stats) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from outrider.text import TextStream
+from outrider.core.text import TextStream
 
 if TYPE_CHECKING:
-    from outrider.generation import Generation, Origin
+    from outrider.core.generation import Generation, Origin
 
 DEPTHS = ("green", "cyan", "blue", "magenta")  # depth 1, 2, 3, and 4 or deeper
 BRACKETS = "⟦", "⟧"

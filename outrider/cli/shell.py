@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from outrider.errors import OutriderError
+from outrider.core.errors import OutriderError
 
 STDOUT = "-"  # where `--json` without a file goes
 STAND_ALONE = {"--json": STDOUT, "--plant-bug": "all"}

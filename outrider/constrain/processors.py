@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
-Row = tuple[Tensor, Tensor]  # raw and processed logits, [V] float32 each
+RowPair = tuple[Tensor, Tensor]  # raw and processed logits, [V] float32 each
 
 # class name -> why a call for one node of a tree cannot be right
 _REFUSED = {
@@ -48,7 +48,7 @@ class Processors:
     """The processors of one row of a batch. `padding` are the ids left of the prompt that processors expect to see.
 
     `keep` makes it remember the rows it was asked for until `take` fetches them. `distrust` asks foreign processors
-    twice at the first node and refuses those that answer differently or change meanwhile.
+    twice at the first node and refuses those that answer differently or change in between.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Processors:
     ) -> None:
         self.processors = LogitsProcessorList(processors)
         self._padding = np.asarray(padding, dtype=np.int64)
-        self._kept: dict[bytes, Row] | None = {} if keep else None
+        self._kept: dict[bytes, RowPair] | None = {} if keep else None
         self._suspects = [p for p in processors if distrust and not _from_transformers(p)]
 
     def reshape(self, tokens: NDArray[np.int64], logits: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Processors:
             self._kept[tokens.tobytes()] = (raw, scores)
         return scores
 
-    def take(self, tokens: NDArray[np.int64]) -> Row:
+    def take(self, tokens: NDArray[np.int64]) -> RowPair:
         """Raw and processed logits after `tokens`. Changes state: forgets them and all rows that are not deeper."""
         assert self._kept is not None, "made without keep"
         row = self._kept[tokens.tobytes()]
@@ -108,27 +108,27 @@ def _prefix(processor: Any, row: int, batch: int) -> Any:
 
 
 def _prompt_penalty(processor: Any, row: int, batch: int) -> Any:
-    own = copy.copy(processor)
-    at = row * len(own.encoder_input_ids) // batch  # several sequences may have been returned for a prompt
-    own.encoder_input_ids = own.encoder_input_ids[at : at + 1]
-    return own
+    single = copy.copy(processor)
+    at = row * len(single.encoder_input_ids) // batch  # several sequences may have been returned for a prompt
+    single.encoder_input_ids = single.encoder_input_ids[at : at + 1]
+    return single
 
 
 def _prompt_ngrams(processor: Any, row: int, batch: int) -> Any:
-    own = copy.copy(processor)
-    own.generated_ngrams = [own.generated_ngrams[row * own.batch_size // batch]]
-    own.batch_size = 1
-    return own
+    single = copy.copy(processor)
+    single.generated_ngrams = [single.generated_ngrams[row * single.batch_size // batch]]
+    single.batch_size = 1
+    return single
 
 
 def _ignored_padding(processor: Any, row: int, batch: int) -> Any:
     lengths = processor.prompt_ignore_length
     if not isinstance(lengths, Tensor):  # one length for all rows, or none
         return processor
-    own = copy.copy(processor)
+    single = copy.copy(processor)
     at = row * len(lengths) // batch
-    own.prompt_ignore_length = lengths[at : at + 1]
-    return own
+    single.prompt_ignore_length = lengths[at : at + 1]
+    return single
 
 
 _BY_ROW: dict[str, Callable[[Any, int, int], Any]] = {

@@ -3,13 +3,14 @@
     l'(v) = l(v) + strength * sum over n of a_n log P~_n(v | the last n - 1 tokens)        n = 1 .. 3, as far as seen
 
 This CHANGES what the model says, by design; the paper itself finds it useful in a narrow range of small strengths only.
-Speculation stays exact with respect to the changed law, since the bias is added to every node's row from the node's own
-path, after penalties and before the temperature.
+Speculation stays exact with respect to the changed distribution, since the bias is added to every node's row from the
+node's own path, after penalties and before the temperature.
 
 The weights a_n are shared out among the orders whose context the corpus has, so more orders never mean a stronger bias.
-P~_n = (1 - e) P_n + e S, with S the unigram law counted from one: no token is ever ruled out. Special tokens, the end
-of text among them, keep the probability that the model gave them; the bias moves probability among the others only.
-Cost: a few passes over the vocabulary a row, and a look-up of the few successors of a context.
+P~_n = (1 - e) P_n + e S, with S the unigram distribution, each token counted once more than it occurs: no token is ever
+ruled out. Special tokens, the end of text among them, keep the probability that the model gave them; the bias moves
+probability among the others only. Cost: a few passes over the vocabulary a row, and a look-up of the few successors of
+a context.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 STRENGTH = 0.1
 WEIGHTS = (0.1, 0.3, 0.6)  # a_n
@@ -104,8 +105,8 @@ class Style:
         unseen = np.log(smoothing * smooth)
         shares = tuple(tuple(w / sum(weights[:k]) for w in weights[:k]) for k in (1, 2, 3))
         dense = []
-        for own in shares:
-            bias = strength * (own[0] * first + sum(own[1:]) * unseen)
+        for share in shares:
+            bias = strength * (share[0] * first + sum(share[1:]) * unseen)
             bias[list(left_out)] = 0.0
             dense.append(torch.from_numpy(bias.astype(np.float32)))
         sparse = [_count(texts, n, vocab_size, smooth, smoothing, left_out) for n in (2, 3)]

@@ -1,7 +1,8 @@
-"""Cost: what a step of this target takes on this machine, measured by rows, sequences and context, and kept.
+"""Cost: measures what a verify step of this target takes on this machine, by rows, sequences and context.
 
 Times the target through its protocol with trees of made-up tokens, and stores the curve as JSON in the user's cache,
 one file for each model, runtime, device and number of threads. Measures only; deciding is for growers and controllers.
+Cost: a few hundred steps once, seconds; later starts read the file.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import numpy as np
 import torch
 from platformdirs import user_cache_path
 
-from outrider.errors import InputError
-from outrider.files import write_atomic
-from outrider.protocols import GREEDY, NO_NEEDS, Target
-from outrider.tree import TokenTree, fixed
+from outrider.core.errors import InputError
+from outrider.core.files import write_atomic
+from outrider.core.protocols import Target
+from outrider.core.records import GREEDY, Piece
+from outrider.core.schedule import run_all
+from outrider.core.tree import TokenTree, fixed
 
 log = logging.getLogger("outrider")
 FORMAT = 4  # raised when stored curves of an earlier form must be measured again
@@ -89,16 +92,16 @@ def _times(
     try:
         for _ in range(batch):
             slots.append(target.acquire())
-        prompt = [i % target.vocab_size for i in range(context + 1)]
-        for _ in target.prefill(slots, [prompt] * batch, NO_NEEDS):
-            pass
+        text = [i % target.vocab_size for i in range(context)]
+        run_all(target, [(slot, text) for slot in slots])
         # Rounds over all sizes, so that a slow spell of the machine falls on each; the first only warms up. A size runs
         # twice and the second counts: some runtimes get ready anew whenever the size is another than before.
         for again, size in product(range(repeats + 1), rows):
-            trees = [_tree(size, target.vocab_size)] * batch
-            target.verify(slots, trees, GREEDY)
+            tree = _tree(size, target.vocab_size)
+            pieces = [Piece(slot, tree=tree) for slot in slots]
+            target.run(pieces, GREEDY)
             start = _now(target, clock)
-            target.verify(slots, trees, GREEDY)
+            target.run(pieces, GREEDY)
             elapsed = _now(target, clock) - start
             if again:
                 seen[size].append(elapsed)
@@ -142,7 +145,7 @@ def _read(path: Path, identity: dict[str, object]) -> CostCurve | None:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         curve = kept["curve"]
-        table = tuple(tuple(tuple(float(s) for s in own) for own in part) for part in curve["table"])
+        table = tuple(tuple(tuple(float(s) for s in times) for times in contexts) for contexts in curve["table"])
         shape = (tuple(curve["rows"]), tuple(curve["batches"]), tuple(curve["contexts"]))
         whole = np.shape(table) == (len(shape[1]), len(shape[2]), len(shape[0])) and np.size(table) > 0
         return CostCurve(*shape, table) if whole and kept["identity"] == identity else None
@@ -157,7 +160,7 @@ def _tree(rows: int, vocabulary: int) -> TokenTree:
 
 
 def _depth(rows: int) -> int:
-    """Of such a tree."""
+    """Of a tree of so many rows that `_tree` makes."""
     return rows.bit_length() - 1
 
 

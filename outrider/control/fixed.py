@@ -1,13 +1,17 @@
-"""Fixed: the same budget at every step, whatever happened before."""
+"""Fixed: the same budget at every step, whatever happened before.
+
+The baseline of all controllers, and what methods use that decide by themselves how much to draft. Lossless; costs
+nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.proposals import Proposals, everything
-from outrider.protocols import Budget, Load, StepRecord, StepTiming
-from outrider.tree import TokenTree
+from outrider.core.proposals import Proposals, everything
+from outrider.core.records import Budget, Load, StepRecord, StepTiming
+from outrider.core.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,43 +1,46 @@
-"""Goodput: draft and verify as much as gives the most accepted tokens per second, and nothing while nothing pays.
+"""Goodput: drafts and verifies as much as gives the most accepted tokens per second, and nothing while nothing pays.
 
 After SmartSpec's goodput (arXiv 2406.14066), over the whole batch and down to single candidates. Before drafting it
-plans what the drafters of a mixture may be asked: those that cost nothing always, those that read the target's rows in
-stretches in which that pays, those that run a network as deep as has paid where the others know as much as they do now.
-After drafting it keeps of the point masses those that are worth their rows: each is weighed by calibrated acceptance,
-each row by the cost model. Where speculating has been slower than plain decoding all the same, it rests. Sampled draws
-are never cut. Lossless: nothing here changes what is accepted. Cost: tens of microseconds a step.
+decides which drafters of a mixture are asked: those that cost next to nothing always (`Role.FREE`), those that read the
+target's rows after each step unless they sleep (`sleep.py`), those that run a network as deep as that has paid
+(`draft_depth.py`), and for those that sample their share of the budget (`budget_shares.py`). After drafting it keeps
+the point masses that are worth their rows: each candidate is weighed by calibrated acceptance, each row by the cost
+model. Where speculation was slower than plain decoding all the same, it rests (`backoff.py`). Sampled draws are never
+cut. Lossless: nothing here changes what is accepted. Cost: tens of microseconds a step.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.compiled import compiled
 from outrider.control.acceptance import Acceptance, ranked
-from outrider.control.pace import Pace
-from outrider.control.share import Shares
-from outrider.control.stretch import Stretch
-from outrider.control.worth import Worth, rates
-from outrider.errors import InputError
-from outrider.proposals import NO_CANDIDATES, Candidates, Proposals
-from outrider.protocols import Budget, Load, Role, StepRecord, StepTiming
-from outrider.tree import TokenTree
+from outrider.control.backoff import Backoff
+from outrider.control.budget_shares import BudgetShares
+from outrider.control.draft_depth import DraftDepth, all_drafting, rates
+from outrider.control.read_cost import ReadCost
+from outrider.control.sleep import SleepSchedule
+from outrider.core.errors import InputError
+from outrider.core.numeric.compiled import compiled
+from outrider.core.proposals import NO_CANDIDATES, Candidates, Proposals
+from outrider.core.records import Budget, Load, Role, StepRecord, StepTiming
+from outrider.core.tree import TokenTree
 
 NOTHING = Budget(0, 0)
-UNSAID = 1e-6  # the claim of a candidate that nobody makes: it takes no chance from its siblings
+UNSAID = 1e-6  # the claim of a candidate that no drafter is heard for: it takes no chance from its siblings
 
 
 class Costs(Protocol):
-    def seconds(self, batch: int, most: int) -> NDArray[np.float64]:
-        """[most + 1]: steps of `batch` sequences with 0, 1, ... candidates in all, without drafting."""
+    def seconds(self, batch: int, candidates: int, context: int) -> NDArray[np.float64]:
+        """[candidates + 1]: steps of `batch` sequences with 0, 1, ... candidates in all, without drafting.
+
+        `context`: tokens of their texts, together.
+        """
         ...
 
 
@@ -59,8 +62,19 @@ class Offer:
 class _Asked:
     """What was asked of a part that runs a network in this step, by sequence."""
 
-    before: list[Offer]  # what the parts before it have found, weighed without its word
+    before: list[Offer]  # what the parts before it have found, weighed without it
     depths: list[int]
+
+
+@dataclass(slots=True)
+class _Step:
+    """What belongs to one step: `plan` begins it, drafting and `size` fill it, `observe` ends it."""
+
+    context: int = 0  # tokens of text that it works on
+    resting: bool = False  # nothing is drafted in it
+    rows: int = 1  # of the step before, until `observe` tells its own
+    asked: dict[int, _Asked] = field(default_factory=dict)  # by part
+    offers: dict[int, Offer] = field(default_factory=dict)  # before the cut, by slot
 
 
 @dataclass(slots=True)
@@ -75,62 +89,59 @@ class Goodput:
     margin: float = 1.02  # how much faster than plain the estimate must be
     name: str = "goodput"
     acceptance: Acceptance = field(init=False)
-    drawn: Shares = field(init=False)
-    worths: dict[int, Worth] = field(init=False)  # of parts that run a network
-    stretches: dict[int, Stretch] = field(init=False)  # of parts that read rows
-    _looking: dict[int, deque[float]] = field(default_factory=dict)  # recent seconds a row, by part
-    _asked: dict[int, _Asked] = field(default_factory=dict)  # in this step, by part
-    _offers: dict[int, Offer] = field(default_factory=dict)  # of this step before the cut, by slot
-    _used: float = 8.0  # candidates that were verified in recent steps: the most, soon forgotten
-    _rows: int = 1  # of the last step
-    _resting: bool = False  # nothing is drafted in this step
-    _paces: dict[int, Pace] = field(default_factory=dict)  # by batch size
+    budget_shares: BudgetShares = field(init=False)  # of parts that sample
+    draft_depths: dict[int, DraftDepth] = field(init=False)  # of parts that run a network
+    sleeps: dict[int, SleepSchedule] = field(init=False)  # of parts that read rows
+    _read_costs: dict[int, ReadCost] = field(default_factory=dict)  # by part
+    _used: float = 8.0  # the most candidates that a recent step verified; falls by a tenth a step
+    _backoffs: dict[int, Backoff] = field(default_factory=dict)  # by batch size
+    _step: _Step = field(default_factory=_Step)
 
     def __post_init__(self) -> None:
         self.acceptance = Acceptance(sum(role is not Role.DRAWS for role in self.roles))
-        self.drawn = Shares(sum(role is Role.DRAWS for role in self.roles))
-        self.worths = {i: Worth(self.deepest) for i, role in enumerate(self.roles) if role is Role.RUNS}
-        self.stretches = {i: Stretch() for i, role in enumerate(self.roles) if role is Role.LOOKS}
+        self.budget_shares = BudgetShares(sum(role is Role.DRAWS for role in self.roles))
+        self.draft_depths = {i: DraftDepth(self.deepest) for i, role in enumerate(self.roles) if role is Role.RUNS}
+        self.sleeps = {i: SleepSchedule() for i, role in enumerate(self.roles) if role is Role.LOOKS}
 
     def begin(self, slot: int) -> None:
-        """Changes state: a new text may be another matter, so a rest ends."""
-        for pace in self._paces.values():
-            pace.wake()
+        """Changes state: speculation may pay for a new text, so a rest ends."""
+        for backoff in self._backoffs.values():
+            backoff.wake()
 
     def end(self, slot: int) -> None:
-        self._offers.pop(slot, None)
+        self._step.offers.pop(slot, None)
 
     def plan(self, slots: Sequence[int], limits: Sequence[Budget], load: Load) -> list[Budget]:
         """Room for twice the candidates that have been in use: a larger tree takes longer to draft and to weigh."""
         if self.costs is None:
             return [self.limit & limit for limit in limits]
-        self._resting = self._pace(load.batch).resting > 0
-        if self._resting:
+        self._step = _Step(load.context, self._backoff(load.batch).resting > 0, self._step.rows)
+        if self._step.resting:
             return [NOTHING] * len(slots)
         enough = Budget(min(int(2 * self._used) + 2, self.limit.nodes), self.limit.depth)
         return [enough & limit for limit in limits]
 
     def awake(self, part: int) -> bool:
-        if self.costs is None or part not in self.stretches:
+        if self.costs is None or part not in self.sleeps:
             return True
-        return self.stretches[part].awake and not self._resting
+        return self.sleeps[part].awake and not self._step.resting
 
     def shares(self) -> Sequence[float]:
-        return self.drawn.now()
+        return self.budget_shares.now()
 
     def ask(
         self, part: int, slots: Sequence[int], found: Sequence[Candidates], budgets: Sequence[Budget]
     ) -> Sequence[Budget]:
-        """A network is asked as deep as has paid where the others expect what they expect now."""
+        """A network is asked as deep as has paid in steps in which the others expected as much as they do now."""
         if not self.awake(part):
             return [NOTHING] * len(slots)
-        if part not in self.worths or self.costs is None:
+        if part not in self.draft_depths or self.costs is None:
             return budgets
-        worth = self.worths[part]
-        before = [self._offer(own) for own in found]
-        depths = [worth.depth(own.expected, budget.depth) for own, budget in zip(before, budgets, strict=True)]
-        self._asked[part] = _Asked(before, depths)
-        least = worth.least(float(self.costs.seconds(len(slots), 0)[0]))
+        choice = self.draft_depths[part]
+        before = [self._offer(candidates) for candidates in found]
+        depths = [choice.depth(offer.expected, budget.depth) for offer, budget in zip(before, budgets, strict=True)]
+        self._step.asked[part] = _Asked(before, depths)
+        least = choice.least(float(self.costs.seconds(len(slots), 0, self._step.context)[0]))
         return [
             Budget(budget.nodes, depth, least) if depth else NOTHING
             for budget, depth in zip(budgets, depths, strict=True)
@@ -139,38 +150,38 @@ class Goodput:
     def size(
         self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
     ) -> list[TokenTree]:
-        offers = [self._offer(own) for own in proposals.candidates] or [_NO_OFFER] * len(slots)
-        self._offers.update(zip(slots, offers, strict=True))
+        offers = [self._offer(candidates) for candidates in proposals.candidates] or [_NO_OFFER] * len(slots)
+        self._step.offers.update(zip(slots, offers, strict=True))
         taken = [tree.candidates for tree in proposals.trees]
         room = [max(budget.nodes - count, 0) for budget, count in zip(budgets, taken, strict=True)]
-        most = [min(len(own.order), left) for own, left in zip(offers, room, strict=True)]
+        fitting = [min(len(offer.order), left) for offer, left in zip(offers, room, strict=True)]
         if self.costs is None:
-            sizes = most
+            sizes = fitting
         else:
             already = sum(taken) + load.others
-            steps = self.costs.seconds(load.batch, already + sum(most))[already:]
-            self._learn_costs(proposals, offers, most, load.batch, seconds)
-            sizes = self._sizes(offers, most, load.batch, steps, seconds)
+            steps = self.costs.seconds(load.batch, already + sum(fitting), load.context)[already:]
+            self._learn_costs(proposals, offers, fitting, load.batch, seconds)
+            sizes = self._sizes(offers, fitting, load.batch, steps, seconds)
             self._used = max(0.9 * self._used, max(sizes))
         return [
-            proposals.tree(i, own.order[:size], own.weights)
-            for i, (own, size) in enumerate(zip(offers, sizes, strict=True))
+            proposals.tree(i, offer.order[:size], offer.weights)
+            for i, (offer, size) in enumerate(zip(offers, sizes, strict=True))
         ]
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord], timing: StepTiming) -> None:
         drawing = self.names[self.acceptance.drafters :]
         for slot, record in zip(slots, records, strict=True):
-            offer = self._offers.pop(slot, None)
+            offer = self._step.offers.pop(slot, None)
             if offer is not None and len(offer.order):
                 self.acceptance.learn(offer.candidates, record.emitted)
             if offer is not None and drawing:
-                self.drawn.learn(record, drawing)
+                self.budget_shares.learn(record, drawing)
         if self.costs is None:
             return
-        for stretch in self.stretches.values():
-            stretch.sleep()
-        self._rows = sum(len(record.tree) for record in records)
-        self._keep_pace(len(slots), records, timing)
+        for schedule in self.sleeps.values():
+            schedule.sleep()
+        self._step.rows = sum(len(record.tree) for record in records)
+        self._compare(len(slots), records, timing)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         return {"acceptance": self.acceptance.counts, "parts": self._parts()}
@@ -183,98 +194,94 @@ class Goodput:
         self.acceptance.counts[:] = counts
 
     def forget(self) -> None:
-        """Changes state: what texts have taught is gone; what was learnt of time stays."""
+        """Changes state: what was learnt from texts is gone; what was learnt of costs stays."""
         self.acceptance = Acceptance(self.acceptance.drafters)
-        self.drawn = Shares(self.drawn.count)
+        self.budget_shares = BudgetShares(self.budget_shares.count)
 
     def _parts(self) -> NDArray[np.uint8]:
-        """Whose candidates are counted, in this order."""
+        """The names of the parts whose candidates are counted, in their order, as bytes."""
         return np.frombuffer(",".join(self.names[: self.acceptance.drafters]).encode(), dtype=np.uint8)
 
-    def _offer(self, own: Candidates) -> Offer:
-        if not own.total:
+    def _offer(self, candidates: Candidates) -> Offer:
+        if not candidates.total:
             return _NO_OFFER
         if self.combine == "route":
-            return self._surest(own)
-        weights = self.acceptance.weights(own)
-        return Offer(own, weights, ranked(weights))
+            return self._surest(candidates)
+        return Offer(candidates, *self.acceptance.weighed(candidates))
 
-    def _surest(self, own: Candidates) -> Offer:
-        """The candidates of the part of which most are expected to be accepted, judged by what they are alone."""
+    def _surest(self, candidates: Candidates) -> Offer:
+        """The candidates of the part of which most are expected to be accepted, each part judged alone."""
         best = _NO_OFFER
         for part in range(self.acceptance.drafters):
-            alone = own._replace(sources=np.full(len(own.sources), part))
-            offer = self._of(alone, own.makers & (1 << part))
+            alone = candidates._replace(sources=np.full(len(candidates.sources), part))
+            offer = self._of(alone, candidates.makers & (1 << part))
             best = max(best, offer, key=lambda one: one.expected)
         return best
 
     def _sizes(
-        self, offers: Sequence[Offer], most: Sequence[int], batch: int, steps: NDArray[np.float64], spent: float
+        self, offers: Sequence[Offer], fitting: Sequence[int], batch: int, steps: NDArray[np.float64], spent: float
     ) -> list[int]:
         """How many of each slot's best candidates to keep: likeliest first over the whole batch, while it pays."""
         if len(offers) == 1:
-            worth = offers[0].weights[offers[0].order[: most[0]]]
-            return [_most_per_second(worth, steps, batch, spent, self.margin)]
-        slot = np.repeat(np.arange(len(offers)), most)
-        worth = np.concatenate([own.weights[own.order[:count]] for own, count in zip(offers, most, strict=True)])
-        first = np.argsort(-worth, kind="stable")  # along a path weights never rise, so parents come first
-        best = _most_per_second(worth[first], steps, batch, spent, self.margin)
+            weights = offers[0].weights[offers[0].order[: fitting[0]]]
+            return [_most_per_second(weights, steps, batch, spent, self.margin)]
+        slot = np.repeat(np.arange(len(offers)), fitting)
+        weights = np.concatenate([o.weights[o.order[:count]] for o, count in zip(offers, fitting, strict=True)])
+        first = np.argsort(-weights, kind="stable")  # along a path weights never rise, so parents come first
+        best = _most_per_second(weights[first], steps, batch, spent, self.margin)
         return np.bincount(slot[first[:best]], minlength=len(offers)).tolist()
 
     def _learn_costs(
-        self, proposals: Proposals, offers: Sequence[Offer], most: Sequence[int], batch: int, spent: float
+        self, proposals: Proposals, offers: Sequence[Offer], fitting: Sequence[int], batch: int, spent: float
     ) -> None:
-        """Changes state: what each part took, and what the step is worth with it and without it."""
+        """Changes state: what each part took, and how fast the step is expected to be with it and without it."""
         for run in proposals.runs:
-            if run.part in self.worths:
-                self.worths[run.part].time(run.levels, run.seconds)
-                if (asked := self._asked.pop(run.part, None)) is not None:
-                    self._learn_worth(run.part, run.levels, asked, offers, most, batch, spent)
-            elif run.part in self.stretches and self.stretches[run.part].awake:
-                self._looking.setdefault(run.part, deque(maxlen=9)).append(run.looking / self._rows)
+            if run.part in self.draft_depths:
+                self.draft_depths[run.part].time(run.levels, run.seconds)
+                if (asked := self._step.asked.pop(run.part, None)) is not None:
+                    self._learn_depth(run.part, run.levels, asked, offers, fitting, batch, spent)
+            elif run.part in self.sleeps and self.sleeps[run.part].awake:
+                self._read_costs.setdefault(run.part, ReadCost()).add(self._step.rows, run.looking)
                 gain = sum(
-                    self._gain(run.part, run.seconds, own, count, batch, spent)
-                    for own, count in zip(offers, most, strict=True)
+                    self._gain(run.part, run.seconds, offer, count, batch, spent)
+                    for offer, count in zip(offers, fitting, strict=True)
                 )
-                self.stretches[run.part].learn(gain / batch)
+                self.sleeps[run.part].learn(gain / batch)
 
-    def _learn_worth(
-        self, part: int, levels: int, asked: _Asked, offers: Sequence[Offer], most: Sequence[int], batch: int,
+    def _learn_depth(
+        self, part: int, levels: int, asked: _Asked, offers: Sequence[Offer], fitting: Sequence[int], batch: int,
         spent: float,
     ) -> None:  # fmt: skip
-        worth = self.worths[part]
-        worth.whole |= levels > max(asked.depths) > 0
-        for own, before, depth, count in zip(offers, asked.before, asked.depths, most, strict=True):
-            if depth < worth.deepest:
-                worth.pass_by(before.expected)
+        choice, step = self.draft_depths[part], self._each(batch, max(fitting))
+        choice.ran(levels, max(asked.depths))
+        for offer, before, depth, count in zip(offers, asked.before, asked.depths, fitting, strict=True):
+            if depth < choice.deepest:
+                choice.pass_by(before.expected)
             if depth == 0:
                 continue
-            drafting = worth.seconds(depth)
-            drafting[levels:] = drafting[min(levels, depth)]  # it went no deeper
-            drafting = (max(spent - drafting[-1], 0.0) + drafting) / batch
-            step = self._each(batch, count)
-            trie = own.candidates
-            found = rates(own.weights, own.order, trie.makers, trie.depths, 1 << part, step, drafting)
-            found[0] = _best_rate(before.weights, before.order, step + drafting[0])
-            worth.learn(before.expected, found)
+            drafting = all_drafting(choice.seconds(depth), levels, spent, batch)
+            each, trie = step[: count + 1], offer.candidates
+            found = rates(offer.weights, offer.order, trie.makers, trie.depths, 1 << part, each, drafting)
+            found[0] = _best_rate(before.weights, before.order, each, drafting[0])
+            choice.learn(before.expected, found)
 
-    def _gain(self, part: int, seconds: float, own: Offer, count: int, batch: int, spent: float) -> float:
+    def _gain(self, part: int, seconds: float, offer: Offer, count: int, batch: int, spent: float) -> float:
         """Logarithm of the speed with this part over that without it, its reading of the step's rows included."""
         step = self._each(batch, count)
-        look = median(self._looking[part]) * np.arange(1, len(step) + 1)
-        together = _best_rate(own.weights, own.order, step + look + spent / batch)
-        rest = self._without(own.candidates, part)
-        alone = _best_rate(rest.weights, rest.order, step + max(spent - seconds, 0.0) / batch)
+        reading = self._read_costs[part].seconds(len(step))
+        together = _best_rate(offer.weights, offer.order, step + reading, spent / batch)
+        rest = self._without(offer.candidates, part)
+        alone = _best_rate(rest.weights, rest.order, step, max(spent - seconds, 0.0) / batch)
         return math.log(together / alone)
 
-    def _without(self, own: Candidates, part: int) -> Offer:
-        """What the others offer, judged without the word of this part: that it agrees with them says much."""
-        return self._of(own, own.makers & ~(1 << part))
+    def _without(self, candidates: Candidates, part: int) -> Offer:
+        """What the others offer, judged as if this part had proposed nothing: a second proposer raises the odds."""
+        return self._of(candidates, candidates.makers & ~(1 << part))
 
-    def _of(self, own: Candidates, makers: NDArray[np.int64]) -> Offer:
-        """The candidates that these drafters say, judged as if nobody else had said anything beside them."""
+    def _of(self, candidates: Candidates, makers: NDArray[np.int64]) -> Offer:
+        """The candidates of these drafters, judged as if no other had proposed anything."""
         said = makers > 0
-        heard = own._replace(makers=makers, claims=np.where(said, own.claims, UNSAID))
+        heard = candidates._replace(makers=makers, claims=np.where(said, candidates.claims, UNSAID))
         weights = np.where(said, self.acceptance.weights(heard), 0.0)
         weights[0] = 1.0
         return Offer(heard, weights, ranked(weights)[: int(said[1:].sum())])
@@ -282,48 +289,52 @@ class Goodput:
     def _each(self, batch: int, count: int) -> NDArray[np.float64]:
         """One sequence's share of steps in which each has 0, 1, ... `count` candidates."""
         assert self.costs is not None
-        return self.costs.seconds(batch, batch * count)[::batch] / batch
+        return self.costs.seconds(batch, batch * count, self._step.context)[::batch] / batch
 
-    def _keep_pace(self, members: int, records: Sequence[StepRecord], timing: StepTiming) -> None:
+    def _compare(self, members: int, records: Sequence[StepRecord], timing: StepTiming) -> None:
+        """Changes state: the step's tokens and seconds, to compare speculation with plain decoding."""
         assert self.costs is not None
-        pace, total = self._pace(timing.batch), timing.total
+        if timing.prompt_rows:  # what the step would have taken without them is a guess
+            self._backoff(timing.batch).pass_by()
+            return
+        backoff, total = self._backoff(timing.batch), timing.total
         alone = total - timing.draft
-        if timing.others:  # what the candidates of others took is not for these sequences to answer for
+        if timing.others:  # the time of candidates that another controller plans for does not count
             candidates = timing.rows - timing.batch
-            steps = self.costs.seconds(timing.batch, candidates)
+            steps = self.costs.seconds(timing.batch, candidates, timing.context)
             total -= float(steps[candidates] - steps[candidates - timing.others])
         wide = any(record.tree.candidates for record in records)
-        if self.even and not wide and not timing.others and not pace.resting:
-            pace.see(alone)
-        pace.add(wide, not pace.resting, members, sum(len(record.emitted) for record in records), total)
+        if self.even and not wide and not timing.others and not backoff.resting:
+            backoff.see(alone)
+        backoff.add(wide, not backoff.resting, members, sum(len(record.emitted) for record in records), total)
 
-    def _pace(self, batch: int) -> Pace:
-        """Lenient: candidates are weighed by what they cost, and a text that starts to repeat itself pays many times
-        what drafting in vain takes; so it rests where costs are misjudged, not after some steps without luck."""
-        return self._paces.setdefault(batch, Pace(rest=16, margin=0.94))
+    def _backoff(self, batch: int) -> Backoff:
+        """Lenient, since candidates are weighed by their costs anyway and a text that begins to repeat itself pays many
+        times for drafts that brought nothing: it is to rest where costs are misjudged, not after some unlucky steps."""
+        return self._backoffs.setdefault(batch, Backoff(rest=16, margin=0.94))
 
 
 _NO_OFFER = Offer(NO_CANDIDATES, np.ones(1), np.zeros(0, dtype=np.int64))
 
 
 @compiled
-def _most_per_second(worth, seconds, batch, spent, margin):  # type: ignore[no-untyped-def]
+def _most_per_second(weights, seconds, batch, spent, margin):  # type: ignore[no-untyped-def]
     """How many candidates to take, the likeliest first, in a step of so many seconds by candidates and `spent` more."""
     plain = batch / (seconds[0] + spent)
     best, rate, gain = 0, plain, float(batch)
-    for i in range(len(worth)):
-        gain += worth[i]
-        own = gain / (seconds[i + 1] + spent)
-        if own > rate:
-            best, rate = i + 1, own
+    for i in range(len(weights)):
+        gain += weights[i]
+        speed = gain / (seconds[i + 1] + spent)
+        if speed > rate:
+            best, rate = i + 1, speed
     return best if rate > margin * plain else 0
 
 
 @compiled
-def _best_rate(weights, order, seconds):  # type: ignore[no-untyped-def]
-    """Most tokens per second with some of these candidates, in steps of so many seconds by candidates."""
-    gain, best = 1.0, 1.0 / seconds[0]
+def _best_rate(weights, order, seconds, spent):  # type: ignore[no-untyped-def]
+    """Most tokens per second with some of these candidates, in steps of so many seconds by candidates and `spent`."""
+    gain, best = 1.0, 1.0 / (seconds[0] + spent)
     for i in range(min(len(order), len(seconds) - 1)):
         gain += weights[order[i]]
-        best = max(best, gain / seconds[i + 1])
+        best = max(best, gain / (seconds[i + 1] + spent))
     return best

@@ -6,14 +6,15 @@ with that probability. `decoys` wrong siblings stand before the right child, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider.proposals import Proposals
-from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
-from outrider.tree import TokenTree, fixed
+from outrider.core.proposals import Proposals
+from outrider.core.protocols import Context, Noise
+from outrider.core.records import Budget, Chunk, Needs, StepRecord
+from outrider.core.tree import TokenTree, fixed
 
 Answers = Callable[[Context], Sequence[int]]  # the whole output that plain decoding gives for this sequence
 
@@ -29,8 +30,11 @@ class Forced:
     shared_noise: bool = False
     _contexts: dict[int, Context] = field(default_factory=dict)
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         self._contexts[slot] = context
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None:
+        """Reads nothing but the text."""
 
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
@@ -38,8 +42,8 @@ class Forced:
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         return Proposals([self._replay(self._contexts[s], b, n) for s, b, n in zip(slots, budgets, noise, strict=True)])
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        pass
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        """Learns nothing."""
 
     def _replay(self, context: Context, budget: Budget, noise: Noise) -> TokenTree:
         answer = self.answers(context)[len(context.output) :]

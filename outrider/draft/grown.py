@@ -1,21 +1,22 @@
-"""Grown: a drafter made of a source (next-token laws) and a grower (the shape of the tree).
+"""Grown: a drafter made of a source (next-token distributions) and a grower (the shape of the tree).
 
-`sampled` draws candidates from the source's law, for a coupled verification rule; a greedy request never draws.
-`beside` a target with threads of its own it stays on the calling thread: torch's would wait for those that still spin
-after their last work, and take their cores from them when the next step begins.
+`sampled` draws candidates from the source's distribution, for a coupled verification rule; a greedy request never
+draws. `beside` a target whose threads are not torch's it stays on the calling thread: torch's threads would wait for
+those that still spin after their last work, and take their cores from them when the next step begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from outrider.native.torch_threads import torch_threads
-from outrider.proposals import Proposals
-from outrider.protocols import Budget, Chunk, Context, Grower, Needs, Noise, Source, StepRecord
-from outrider.tree import QRow, TokenTree
+from outrider.core.numeric.torch_threads import torch_threads
+from outrider.core.proposals import Proposals
+from outrider.core.protocols import Context, Grower, Noise, Source
+from outrider.core.records import Budget, Chunk, Needs, StepRecord
+from outrider.core.tree import QRow, TokenTree
 
 
 @dataclass(slots=True)
@@ -35,10 +36,14 @@ class Grown:
     def needs(self) -> Needs:
         return self.source.needs
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         self._contexts[slot] = context
         with self._threads():
-            self.source.begin(slot, context, chunks)
+            self.source.begin(slot, context)
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None:
+        with self._threads():
+            self.source.absorb(chunks)
 
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
@@ -47,15 +52,15 @@ class Grown:
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         contexts = [self._contexts[slot] for slot in slots]
         pending = [int(context.tokens[-1]) for context in contexts]
-        own = [n if self.sampled and c.temperature > 0 else None for n, c in zip(noise, contexts, strict=True)]
+        drawn = [n if self.sampled and c.temperature > 0 else None for n, c in zip(noise, contexts, strict=True)]
         with self._threads():
             counted = _Counted(self.source)
-            return Proposals(self.grower.grow(cast(Source, counted), slots, pending, budgets, own), counted.levels)
+            return Proposals(self.grower.grow(cast(Source, counted), slots, pending, budgets, drawn), counted.levels)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         with self._threads():
-            self.source.observe(slot, record)
-        self.grower.observe(slot, record)
+            self.source.observe(slots, records)
+        self.grower.observe(slots, records)
 
     def _threads(self) -> AbstractContextManager[None]:
         return torch_threads(1) if self.beside else nullcontext()

@@ -9,29 +9,17 @@ microseconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
+from outrider.core.proposals import NO_CANDIDATES, Candidates, Proposals, Run, united
+from outrider.core.protocols import Advice, Context, Drafter, Noise, Part, Remembers
+from outrider.core.records import NO_NEEDS, Budget, Chunk, Needs, Role, StepRecord
+from outrider.core.tree import TokenTree, merge, root
 from outrider.draft.noise_of_part import NoiseOfPart
-from outrider.proposals import NO_CANDIDATES, Candidates, Proposals, Run, united
-from outrider.protocols import (
-    NO_NEEDS,
-    Advice,
-    Budget,
-    Chunk,
-    Context,
-    Drafter,
-    Needs,
-    Noise,
-    Part,
-    Remembers,
-    Role,
-    StepRecord,
-)
-from outrider.tree import TokenTree, merge, root
 
 
 @dataclass(slots=True)
@@ -60,12 +48,16 @@ class Mix:
     def shared_noise(self) -> bool:
         return any(drafter.shared_noise for drafter in self.drafters)
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         self._contexts[slot] = context
-        reads = [self.advice.awake(i) and part.drafter.needs != NO_NEEDS for i, part in enumerate(self.parts)]
-        shared = list(chunks) if sum(reads) > 1 else chunks  # a stream is read once
-        for drafter, own in zip(self.drafters, reads, strict=True):
-            drafter.begin(slot, context, shared if own else ())
+        for drafter in self.drafters:
+            drafter.begin(slot, context)
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None:
+        """A part that sleeps is spared prompts, as it is spared the rows of steps."""
+        for number, drafter in enumerate(self.drafters):
+            if self.advice.awake(number):
+                drafter.absorb(chunks)
 
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
@@ -90,13 +82,13 @@ class Mix:
         return Proposals(trees, max((run.levels for run in runs), default=0), self._merge(merged, found), names,
                          tuple(runs))  # fmt: skip
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         for number, part in enumerate(self.parts):
             if part.role is not Role.LOOKS:
-                part.drafter.observe(slot, record)
+                part.drafter.observe(slots, records)
             elif self.advice.awake(number):
                 begun = self.clock()
-                part.drafter.observe(slot, record)
+                part.drafter.observe(slots, records)
                 self._looked[number] = self._looked.get(number, 0.0) + self.clock() - begun
 
     def memory(self) -> dict[str, NDArray[Any]]:
@@ -109,9 +101,9 @@ class Mix:
     def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for drafter in self.drafters:
             prefix = f"{drafter.name}/"
-            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            if own and isinstance(drafter, Remembers):
-                drafter.remember(own)
+            kept = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            if kept and isinstance(drafter, Remembers):
+                drafter.remember(kept)
 
     def forget(self) -> None:
         for drafter in self.drafters:
@@ -120,18 +112,18 @@ class Mix:
 
     @staticmethod
     def _merge(before: Sequence[Candidates], found: Sequence[Sequence[tuple[int, TokenTree]]]) -> list[Candidates]:
-        return [united(own) if own else old for own, old in zip(found, before, strict=True)]
+        return [united(trees) if trees else old for trees, old in zip(found, before, strict=True)]
 
     def _draw(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> list[TokenTree]:
         """The trees of the parts that draw, each within the share it was allotted before."""
         trees = [root(int(self._contexts[slot].tokens[-1])) for slot in slots]
         drawing = [part.drafter for part in self.parts if part.role is Role.DRAWS]
         for number, (drafter, share) in enumerate(zip(drawing, self.advice.shares(), strict=True)):
-            own = [Budget(int(budget.nodes * share), budget.depth) for budget in budgets]
-            able = [i for i, budget in enumerate(own) if budget]
+            allotted = [Budget(int(budget.nodes * share), budget.depth) for budget in budgets]
+            able = [i for i, budget in enumerate(allotted) if budget]
             if able:
                 apart = [NoiseOfPart(noise[i], number) for i in able]
-                made = drafter.propose([slots[i] for i in able], [own[i] for i in able], apart)
+                made = drafter.propose([slots[i] for i in able], [allotted[i] for i in able], apart)
                 for i, tree in zip(able, made, strict=True):
                     trees[i] = merge(trees[i], tree)
         return trees

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.protocols import Noise, SharedNoise
-from outrider.tree import TokenTree
+from outrider.core.protocols import Noise, SharedNoise
+from outrider.core.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)

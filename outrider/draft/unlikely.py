@@ -5,12 +5,13 @@ A yardstick, not a speed-up: what speculation costs when it never pays, and whet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.proposals import Proposals
-from outrider.protocols import Budget, Chunk, Context, Needs, Noise, StepRecord
-from outrider.tree import chain
+from outrider.core.proposals import Proposals
+from outrider.core.protocols import Context, Noise
+from outrider.core.records import Budget, Chunk, Needs, StepRecord
+from outrider.core.tree import chain
 
 
 @dataclass(slots=True)
@@ -21,8 +22,11 @@ class Unlikely:
     _contexts: dict[int, Context] = field(default_factory=dict)
     _worst: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         self._contexts[slot], self._worst[slot] = context, 0
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None:
+        """Reads nothing but the text."""
 
     def end(self, slot: int) -> None:
         self._contexts.pop(slot, None)
@@ -34,6 +38,7 @@ class Unlikely:
         ]
         return Proposals(trees)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        assert record.scores.logits is not None
-        self._worst[slot] = int(record.scores.logits[0].argmin())
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        for slot, record in zip(slots, records, strict=True):
+            assert record.scores.logits is not None
+            self._worst[slot] = int(record.scores.logits[0].argmin())

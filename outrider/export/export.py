@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
 from outrider.export.formats import Content, engine, full_head, speculators
 from outrider.export.plain import PlainEagle3
 from outrider.models import LoadedModel
 from outrider.models.drafts import read_card
-from outrider.recipes.trained import load_eagle3
+from outrider.models.trained import load_eagle3
 
 FORMATS = ("vllm", "sglang", "speculators")
 KIND = "eagle3"  # what these formats can say
@@ -112,7 +112,7 @@ def compare(net: Any, embed: Callable[[Tensor], Tensor], folder: Path, dtype: to
         net.lm_head = _one_matrix(net.lm_head)  # a rounded product is not the product of rounded factors
         for weight in net.parameters():
             weight.copy_(weight.to(dtype))
-    mine, theirs = own(net, embedded, features, STEPS), plain.run(embedded, features, STEPS)
+    mine, theirs = drafter_rows(net, embedded, features, STEPS), plain.run(embedded, features, STEPS)
     difference, largest = float((mine - theirs).abs().max()), float(mine.abs().max())
     if not difference <= NOISE * max(largest, 1.0):
         raise InputError(f"{folder}: its logits differ by {difference:.3g} from the drafter's; nothing was written")
@@ -126,8 +126,8 @@ def _one_matrix(head: nn.Module) -> nn.Linear:
     return made
 
 
-def own(net: Any, embedded: Tensor, features: Tensor, steps: int) -> Tensor:
-    """The drafter's own code on the same text: [steps, draft vocabulary]."""
+def drafter_rows(net: Any, embedded: Tensor, features: Tensor, steps: int) -> Tensor:
+    """What the drafter's code says on the same text: [steps, draft vocabulary]."""
     first, state = len(features), net.fuse(features)[None]
     keys = values = torch.zeros(1, net.shape.kv_heads, 0, net.shape.head_dim)
     rows = []

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import LoadedModel
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 
 class PlainEagle3:
@@ -74,25 +74,25 @@ class PlainEagle3:
     def _layer(
         self, embedded: Tensor, state: Tensor, at: Tensor, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        own = self.prefix
-        read = self._norm(state, own + "hidden_norm")
-        both = torch.cat([self._norm(embedded, own + "input_layernorm"), read], 1)
+        prefix = self.prefix
+        read = self._norm(state, prefix + "hidden_norm")
+        both = torch.cat([self._norm(embedded, prefix + "input_layernorm"), read], 1)
         q, k, v = (
-            (both @ self.weights[f"{own}self_attn.{name}_proj.weight"].T).view(len(at), -1, self.dim).transpose(0, 1)
+            (both @ self.weights[f"{prefix}self_attn.{name}_proj.weight"].T).view(len(at), -1, self.dim).transpose(0, 1)
             for name in "qkv"
         )
-        keys, values = torch.cat([keys, self._turn(k, at)], 1), torch.cat([values, v], 1)
+        keys, values = torch.cat([keys, self._rotary(k, at)], 1), torch.cat([values, v], 1)
         share = self.heads // self.groups
-        scores = self._turn(q, at) @ keys.repeat_interleave(share, 0).transpose(1, 2) / self.dim**0.5
+        scores = self._rotary(q, at) @ keys.repeat_interleave(share, 0).transpose(1, 2) / self.dim**0.5
         later = torch.arange(keys.shape[1])[None] > at[:, None]
         seen = scores.masked_fill(later, -torch.inf).softmax(-1) @ values.repeat_interleave(share, 0)
         state = (read if self.normed else state) + seen.transpose(0, 1).flatten(1) @ self.weights[
-            own + "self_attn.o_proj.weight"
+            prefix + "self_attn.o_proj.weight"
         ].T
-        normed = self._norm(state, own + "post_attention_layernorm")
-        gate, up = (normed @ self.weights[f"{own}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        normed = self._norm(state, prefix + "post_attention_layernorm")
+        gate, up = (normed @ self.weights[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         return (
-            state + (torch.nn.functional.silu(gate) * up) @ self.weights[own + "mlp.down_proj.weight"].T,
+            state + (torch.nn.functional.silu(gate) * up) @ self.weights[prefix + "mlp.down_proj.weight"].T,
             keys,
             values,
         )
@@ -100,7 +100,7 @@ class PlainEagle3:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.weights[name + ".weight"]
 
-    def _turn(self, x: Tensor, at: Tensor) -> Tensor:
+    def _rotary(self, x: Tensor, at: Tensor) -> Tensor:
         """Rotary positions: the first half of a head's numbers beside the second."""
         speed = self.theta ** (-torch.arange(0, self.dim, 2) / self.dim)
         angle = at[:, None] * speed

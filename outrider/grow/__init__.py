@@ -1,1 +1,1 @@
-"""Growers: one file a rule of unrolling a source's next-token laws into a tree."""
+"""Growers: one file a rule of unrolling a source's next-token distributions into a tree."""

@@ -1,7 +1,8 @@
 """Acceptance by depth and rank: how often the k-th draw of a node was the accepted one, learnt from past steps.
 
 a_k is the chance that verification, once at a node, goes on through its k-th draw: not the chance given that the draws
-before it were rejected. Sums over k to at most 1. Used only to choose the next trees before they are drawn.
+before it were rejected. Sums over k to at most 1. Used only to choose the next trees before they are drawn. Cost:
+microseconds a step.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.protocols import StepRecord
+from outrider.core.records import StepRecord
 
 PRIOR = (0.55, 0.14, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)
 
 
 @dataclass(slots=True)
-class Acceptance:
+class RankAcceptance:
     """Counts of offers and wins with a prior. A depth is judged by all depths together until it has its own record."""
 
     prior: Sequence[float] = PRIOR

@@ -1,7 +1,8 @@
-"""Chain: one path, one source call a depth, over the whole batch at once.
+"""Chain: one path a sequence, grown a token at a time for the whole batch at once.
 
-Lossless: with noise each token is drawn from the source's law and carries its row; without, the likeliest token is
-taken as a point mass. Cost: as many source calls as the deepest budget.
+The drafts of speculative decoding as first published (arXiv 2211.17192, 2302.01318). Lossless: with noise each token is
+drawn from the source's distribution and carries that row; without, the likeliest token is taken as a point mass. Cost:
+as many source calls as the deepest budget.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import QRow, TokenTree
 from outrider.grow.drawing import independent
 from outrider.grow.growth import Growth, unroll
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import QRow, TokenTree
 
 
 class Chain:
@@ -20,11 +22,11 @@ class Chain:
         self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
         noise: Sequence[Noise | None],
     ) -> list[TokenTree]:  # fmt: skip
-        rules = [_Path(Growth(*own)) for own in zip(pending, budgets, noise, strict=True)]
+        rules = [_Path(Growth(*start)) for start in zip(pending, budgets, noise, strict=True)]
         unroll(source, slots, rules)
         return [rule.growth.tree(source.name) for rule in rules]
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """Learns nothing."""
 
 
@@ -32,6 +34,6 @@ class Chain:
 class _Path:
     growth: Growth
 
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
-        (node,), (law,) = nodes, laws
-        return self.growth.propose(node, independent(law, 1, self.growth.noise, node))
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]:
+        (node,), (q,) = nodes, rows
+        return self.growth.propose(node, independent(q, 1, self.growth.noise, node))

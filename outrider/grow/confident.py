@@ -1,7 +1,8 @@
-"""A chain that ends with the first token its source was not sure of: what comes after a guess is rarely accepted.
+"""Confident: a chain that ends with the first token its source was not sure of.
 
-Kangaroo (arXiv 2404.18911). Lossless: the stop looks at draft laws only, and the unsure token itself is still verified.
-Cost: one source call a depth, fewer where the source doubts.
+What comes after an unsure token is rarely accepted. Kangaroo (arXiv 2404.18911). Lossless: whether to stop follows from
+the source's distribution, not from what was drawn, and the unsure token itself is still verified. Cost: one source call
+a depth, fewer where the source is unsure.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import QRow, TokenTree
 from outrider.grow.drawing import independent
 from outrider.grow.growth import Growth, unroll
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import QRow, TokenTree
 
 
 @dataclass(slots=True)
@@ -23,11 +25,11 @@ class Confident:
         self, source: Source, slots: Sequence[int], pending: Sequence[int], budgets: Sequence[Budget],
         noise: Sequence[Noise | None],
     ) -> list[TokenTree]:  # fmt: skip
-        rules = [_Path(Growth(*own), self.threshold) for own in zip(pending, budgets, noise, strict=True)]
+        rules = [_Path(Growth(*start), self.threshold) for start in zip(pending, budgets, noise, strict=True)]
         unroll(source, slots, rules)
         return [rule.growth.tree(source.name) for rule in rules]
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """Learns nothing."""
 
 
@@ -36,8 +38,8 @@ class _Path:
     growth: Growth
     threshold: float
 
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
-        (node,), (law,) = nodes, laws
-        made = self.growth.propose(node, independent(law, 1, self.growth.noise, node))
-        sure = len(law.probs) > 0 and float(law.probs.max()) >= self.threshold  # of its choice, not of what was drawn
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]:
+        (node,), (q,) = nodes, rows
+        made = self.growth.propose(node, independent(q, 1, self.growth.noise, node))
+        sure = len(q.probs) > 0 and float(q.probs.max()) >= self.threshold  # of its choice, not of what was drawn
         return made if sure else []

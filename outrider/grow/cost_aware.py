@@ -1,10 +1,11 @@
-"""Cost-aware tree: the static shape of most expected tokens per second, from learnt acceptance and measured step costs.
+"""Cost-aware tree: the shape of most expected tokens per second, from learnt acceptance and measured step costs.
 
-The shape is chosen before anything is drawn: nodes are added where they are likeliest to be accepted (acceptance by
-depth and rank, learnt from past steps), for every depth limit, and the size and depth with the best ratio of expected
-tokens to seconds win; no tree at all where plain decoding is faster, with a probe now and then. The target's cost comes
-from a measured curve, the source's from a curve or from timing its calls. Lossless: siblings are drawn without
-replacement. Cost: one source call a level; choosing takes about a millisecond, once in `refresh` steps.
+The shape is chosen before anything is drawn: for every depth limit, nodes are added where they are likeliest to be
+accepted (by depth and rank, learnt from past steps), and the size and depth with the best ratio of expected tokens to
+seconds win. Where plain decoding is faster there is no tree, but for a probe now and then. The target's cost comes from
+a measured curve, the source's from a curve or from timing its calls. No paper; like Sequoia, but for tokens per second.
+Lossless: siblings are drawn without replacement. Cost: one source call a level; choosing takes about a millisecond,
+once in `refresh` steps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.grow.acceptance import Acceptance
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import QRow, TokenTree
+from outrider.grow.acceptance import RankAcceptance
 from outrider.grow.drawing import without_replacement
 from outrider.grow.shape import Shape, fill
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import QRow, TokenTree
 
 TargetCost = Callable[[int, int, int], float]  # seconds of a step by rows in all, sequences, and longest context
 SourceCost = Callable[[int], float]  # seconds of one source call by rows in all
@@ -34,7 +36,7 @@ class CostAware:
     target_cost: TargetCost
     source_cost: SourceCost | None = None  # None: its calls are timed
     length: Callable[[int], int] | None = None  # a slot's context, as `Target.length`; None: short
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(keep=0.995))
+    acceptance: RankAcceptance = field(default_factory=lambda: RankAcceptance(keep=0.995))
     depth: int = 8
     refresh: int = 16
     probe_after: int = 16  # steps without a tree before one is tried again
@@ -51,8 +53,9 @@ class CostAware:
         timed = source if self.source_cost else cast(Source, _Timed(source, self._timer))
         return fill([shape] * len(slots), without_replacement, timed, slots, pending, budgets, noise)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        self.acceptance.observe(record)
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self.acceptance.observe(record)
 
     def _shape(self, slots: Sequence[int], budgets: Sequence[Budget]) -> Shape:
         if self._steps % self.refresh == 0:
@@ -74,9 +77,9 @@ class CostAware:
         def step(rows: int) -> float:
             return self.target_cost(rows * batch, batch, context)
 
-        own = self.source_cost or self._timer.seconds
+        call = self.source_cost or self._timer.seconds
         table = self.acceptance.by_depth_and_rank()
-        return fastest_shape(table, limit, step, lambda rows: own(rows * batch), least)[0]
+        return fastest_shape(table, limit, step, lambda rows: call(rows * batch), least)[0]
 
 
 def fastest_shape(
@@ -95,7 +98,7 @@ def fastest_shape(
     for depth in range(1, limit.depth + 1):
         nodes = _likeliest(table, limit.nodes, depth)
         if not nodes or max(level for _, level, _, _ in nodes) < depth:
-            break  # a node so deep is never among the likeliest
+            break  # nodes this deep are never among the likeliest
         expanded, drafting, tokens = [0] * depth, 0.0, 1.0  # nodes expanded at each level
         top = 0
         for size, (_, level, rank, value) in enumerate(nodes, 1):
@@ -176,12 +179,12 @@ class _Timed:
 
     def start(self, slots: Sequence[int]) -> list[QRow]:
         begun = time.perf_counter()
-        laws = self.source.start(slots)
+        found = self.source.start(slots)
         self.timer.add(len(slots), time.perf_counter() - begun)
-        return laws
+        return found
 
     def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
         begun = time.perf_counter()
-        laws = self.source.extend(slots, trees, done)
-        self.timer.add(sum(map(len, laws)), time.perf_counter() - begun)
-        return laws
+        found = self.source.extend(slots, trees, done)
+        self.timer.add(sum(map(len, found)), time.perf_counter() - begun)
+        return found

@@ -1,7 +1,7 @@
-"""Drawing: the ways to choose the children of one node from the source's law, each with the row it was drawn from.
+"""Drawing: the ways to choose the children of one node from the source's row q, each with the row it was drawn from.
 
-A row that is drawn from is scaled to sum to 1 first, so that the row a verifier divides by is the law of the draw. No
-noise means that nothing is drawn: the likeliest tokens become point masses.
+A row that is drawn from is scaled to sum to 1 first, so that the verifier divides by the probabilities with which the
+draw was made. No noise means that nothing is drawn: the likeliest tokens become point masses.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.compiled import compiled
-from outrider.protocols import Noise
-from outrider.tree import QRow
+from outrider.core.numeric.compiled import compiled
+from outrider.core.protocols import Noise
+from outrider.core.tree import QRow
 
-Proposals = list[tuple[int, QRow | None]]
-Drawing = Callable[[QRow, int, Noise | None, int], Proposals]  # law, how many at most, noise, node
+DrawnTokens = list[tuple[int, QRow | None]]  # each with the row it was drawn from; None: a point mass
+Drawing = Callable[[QRow, int, Noise | None, int], DrawnTokens]  # q, how many at most, noise, node
 
 
-def likeliest(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+def likeliest(q: QRow, count: int, noise: Noise | None, node: int) -> DrawnTokens:
     """The top tokens as point masses, best first, ties in the order of the row."""
-    if count == 1 and len(law.ids):
-        return [(int(law.ids[law.probs.argmax()]), None)]
-    return [(token, None) for token in law.ids[ranked(law)[:count]].tolist()]
+    if count == 1 and len(q.ids):
+        return [(int(q.ids[q.probs.argmax()]), None)]
+    return [(token, None) for token in q.ids[ranked(q)[:count]].tolist()]
 
 
-def independent(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+def independent(q: QRow, count: int, noise: Noise | None, node: int) -> DrawnTokens:
     """With replacement: every draw from the one row."""
     if noise is None:
-        return likeliest(law, count, noise, node)
-    row = proper(law)
+        return likeliest(q, count, noise, node)
+    row = proper(q)
     return [(int(row.ids[noise.draw(row.probs, node, j)]), row) for j in range(count)] if len(row.ids) else []
 
 
-def without_replacement(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+def without_replacement(q: QRow, count: int, noise: Noise | None, node: int) -> DrawnTokens:
     """Each draw from the row less what was drawn before; ends where the row does."""
     if noise is None or count == 1:
-        return independent(law, count, noise, node)
-    row = proper(law)
+        return independent(q, count, noise, node)
+    row = proper(q)
     weights, drawn = row.probs.copy(), list[int]()
     for j in range(min(count, len(weights))):
         drawn.append(noise.draw(weights, node, j))
@@ -46,20 +46,20 @@ def without_replacement(law: QRow, count: int, noise: Noise | None, node: int) -
     return reduced(row, drawn)
 
 
-def top_plus_one(law: QRow, count: int, noise: Noise | None, node: int) -> Proposals:
+def top_plus_one(q: QRow, count: int, noise: Noise | None, node: int) -> DrawnTokens:
     """The top count - 1 as point masses, then one draw from the rest of the row; where nothing is left, no draw."""
     if noise is None:
-        return likeliest(law, count, noise, node)
-    order = ranked(law)
+        return likeliest(q, count, noise, node)
+    order = ranked(q)
     points, rest = order[: count - 1], order[count - 1 :]
-    proposals: Proposals = [(int(token), None) for token in law.ids[points]]
+    proposals: DrawnTokens = [(int(token), None) for token in q.ids[points]]
     if len(rest):
-        row = proper(law if count == 1 else QRow(law.ids[rest], law.probs[rest]))
+        row = proper(q if count == 1 else QRow(q.ids[rest], q.probs[rest]))
         proposals.append((int(row.ids[noise.draw(row.probs, node, 0)]), row))
     return proposals
 
 
-def reduced(row: QRow, drawn: Sequence[int]) -> Proposals:
+def reduced(row: QRow, drawn: Sequence[int]) -> DrawnTokens:
     """The proposals of draws without replacement, given the indices drawn, in order.
 
     With the drawn tokens moved to the front in that order, the row of draw j is everything from place j on, scaled.
@@ -97,11 +97,11 @@ def _fronted(
     return tokens, rows
 
 
-def proper(law: QRow) -> QRow:
-    """The law scaled to sum to 1: a grower always proposes something where it may."""
-    total = float(np.add.reduce(law.probs))
-    return law if abs(total - 1.0) < 1e-9 or not len(law.ids) else QRow(law.ids, law.probs / total)
+def proper(q: QRow) -> QRow:
+    """q scaled to sum to 1: a grower always proposes something where it may."""
+    total = float(np.add.reduce(q.probs))
+    return q if abs(total - 1.0) < 1e-9 or not len(q.ids) else QRow(q.ids, q.probs / total)
 
 
-def ranked(law: QRow) -> np.ndarray:
-    return np.argsort(-law.probs, kind="stable")
+def ranked(q: QRow) -> np.ndarray:
+    return np.argsort(-q.probs, kind="stable")

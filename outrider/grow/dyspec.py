@@ -1,19 +1,20 @@
-"""DySpec: always draw next where it is likeliest to add an accepted token, judged by the draft's own probabilities.
+"""DySpec: always draws next where that is likeliest to add an accepted token, judged by the draft's probabilities.
 
-arXiv 2410.11744. An open position is a node and what is left of its row; its value v estimates the chance that
+arXiv 2410.11744. Lossless: a position is chosen by what has been drawn and by what is left of its row, never by the
+token about to be drawn, and siblings are without replacement. Cost: `Heap` is the greedy form, with as many source
+calls as nodes are expanded, for sources that cost little; `Threshold` draws at each depth while the rank is above a
+threshold that follows the budget, best first, with one source call a level.
+
+An open position is a node and what is left of its row; its value v estimates the chance that
 verification comes there and finds all earlier siblings rejected. Drawing y from the rest R gives the next sibling the
 value v (1 - a) and the first child of y the value v a, both at most v, where a is the chance that y is accepted. The
 paper takes a = R(y) and draws at the largest v. By default here a is what has been seen of such draws, and positions
 are ranked by v g, g being how often a draw at such a position was accepted: a second draw is accepted far less often
-than a first, which v alone does not know. Lossless: a position is chosen by what has been drawn and by what is left of
-its row, never by the token about to be drawn, and siblings are without replacement.
+than a first, which v alone does not show.
 
 Without noise the likeliest token is taken, and since it is known, positions are ranked by the chance v max R that it is
-accepted: the tree of most accepted tokens if a draft is accepted with its own probability. Ranking by v alone is not.
-
-`Heap` is the greedy form: as many source calls as nodes are expanded, for sources that cost little. `Threshold` draws
-at each depth while the rank is above a threshold, best first: one source call a level. Its threshold follows the
-budget, from past steps only.
+accepted: the tree of most accepted tokens if each draft is accepted with its draft probability, which ranking by v
+alone does not give.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.grow.drawing import Proposals, proper, ranked, reduced
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import NOTHING, Draw, QRow, TokenTree
+from outrider.grow.drawing import DrawnTokens, proper, ranked, reduced
 from outrider.grow.growth import Growth, unroll
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import NOTHING, Draw, QRow, TokenTree
 
 RANKS, POWERS = 4, 16  # classes of draws: first, second, third, later; by powers of two of a probability
 FIRST_GUESS = (0.5, 0.25, 0.15, 0.1)  # acceptance of a tested draw by rank, until it is seen
@@ -108,14 +110,17 @@ class Heap:
         noise: Sequence[Noise | None],
     ) -> list[TokenTree]:  # fmt: skip
         rules = []
-        for token, budget, own in zip(pending, budgets, noise, strict=True):
-            rules.append(_BestFirst(Growth(token, budget & Budget(budget.nodes, self.depth), own), self.calibration))
+        for token, budget, slot_noise in zip(pending, budgets, noise, strict=True):
+            rules.append(
+                _BestFirst(Growth(token, budget & Budget(budget.nodes, self.depth), slot_noise), self.calibration)
+            )
         unroll(source, slots, rules)
         return [rule.tree(source.name) for rule in rules]
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         if self.calibration is not None:
-            self.calibration.observe(record)
+            for record in records:
+                self.calibration.observe(record)
 
 
 @dataclass(slots=True)
@@ -132,25 +137,26 @@ class Threshold:
         noise: Sequence[Noise | None],
     ) -> list[TokenTree]:  # fmt: skip
         rules = []
-        for token, budget, own in zip(pending, budgets, noise, strict=True):
+        for token, budget, slot_noise in zip(pending, budgets, noise, strict=True):
             least = self.threshold or self._learnt.get(budget.nodes) or 1.0 / (budget.nodes + 1)
-            growth = Growth(token, budget & Budget(budget.nodes, self.depth), own)
+            growth = Growth(token, budget & Budget(budget.nodes, self.depth), slot_noise)
             rules.append(_ByLevel(growth, self.calibration, least=least))
         unroll(source, slots, rules)
         self._learn(rules)
         return [rule.tree(source.name) for rule in rules]
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         if self.calibration is not None:
-            self.calibration.observe(record)
+            for record in records:
+                self.calibration.observe(record)
 
     def _learn(self, rules: Sequence[_ByLevel]) -> None:
         """Towards as many worthwhile positions as a budget has nodes, on average over the batch; for later steps."""
         for nodes in {rule.growth.budget.nodes for rule in rules} - {0}:
-            own = [rule for rule in rules if rule.growth.budget.nodes == nodes]
-            found = sum(rule.worthwhile for rule in own) / (nodes * len(own))
+            alike = [rule for rule in rules if rule.growth.budget.nodes == nodes]
+            found = sum(rule.worthwhile for rule in alike) / (nodes * len(alike))
             change = min(max(found**0.5, 0.5), 2.0)
-            self._learnt[nodes] = min(max(own[0].least * change, 1e-6), 0.5)
+            self._learnt[nodes] = min(max(alike[0].least * change, 1e-6), 0.5)
 
 
 @dataclass(slots=True)
@@ -168,7 +174,7 @@ class _Urn:
 
 @dataclass(slots=True)
 class _Positions:
-    """Open positions as a heap of (-rank, depth, age, node, value), and the urns of nodes whose law is known."""
+    """Open positions as a heap of (-rank, depth, age, node, value), and the urns of nodes whose row is known."""
 
     growth: Growth
     calibration: Calibration | None
@@ -177,7 +183,7 @@ class _Positions:
     _age: int = 0
 
     def rank(self, value: float, node: int) -> float:
-        """What a position is worth before anything is drawn there; the value itself while its law is unknown."""
+        """By which a position is chosen before anything is drawn there; its value while its row is unknown."""
         urn = self.urns.get(node)
         if self.growth.noise is not None:
             if self.calibration is None:
@@ -197,9 +203,9 @@ class _Positions:
             heappush(self.open, (-rank, self.growth.depths[node], self._age, node, value))
             self._age += 1
 
-    def know(self, nodes: Sequence[int], laws: Sequence[QRow]) -> None:
-        for node, law in zip(nodes, laws, strict=True):
-            row, left = proper(law), list[float]()
+    def know(self, nodes: Sequence[int], rows: Sequence[QRow]) -> None:
+        for node, q in zip(nodes, rows, strict=True):
+            row, left = proper(q), list[float]()
             if self.growth.noise is None:
                 order = ranked(row)
                 row = QRow(row.ids[order], row.probs[order])
@@ -230,7 +236,7 @@ class _Positions:
     def tree(self, origin: str) -> TokenTree:
         for node, urn in self.urns.items():
             if self.growth.noise is None:
-                made: Proposals = [(self.growth.tokens[child], None) for child in urn.children]
+                made: DrawnTokens = [(self.growth.tokens[child], None) for child in urn.children]
             else:
                 made = reduced(urn.row, urn.drawn)
             pairs = zip(made, urn.children, strict=True)
@@ -240,10 +246,10 @@ class _Positions:
 
 @dataclass(slots=True)
 class _BestFirst(_Positions):
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
-        self.know(nodes, laws)
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]:
+        self.know(nodes, rows)
         for node in nodes:
-            value = heappop(self.open)[4] if self.open else 1.0  # it asked for this law when it came up best
+            value = heappop(self.open)[4] if self.open else 1.0  # it asked for this row when it came up best
             if len(self.urns[node].weights):
                 self.push(value, node)
         while self.open and self.growth.room > 0:
@@ -263,8 +269,8 @@ class _ByLevel(_Positions):
     worthwhile: int = 0  # positions above the threshold, drawn or not
     _values: dict[int, float] = field(default_factory=lambda: {0: 1.0})  # of the first child of each node of the level
 
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
-        self.know(nodes, laws)
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]:
+        self.know(nodes, rows)
         for node in nodes:
             if len(self.urns[node].weights):
                 self.push(self._values[node], node, self.least if node else 0.0)  # one draw at least

@@ -1,8 +1,8 @@
 """Growth: one slot's tree while it grows, and the loop that unrolls a source level by level over the whole batch.
 
-A grower supplies a *rule* a slot; the loop asks the source for the laws that the rules wait for, all slots in one call,
-and enforces the budgets. The source is shown only the nodes it was asked to run, so leaves cost it nothing; it is shown
-no draws. Draws nothing itself.
+A grower supplies a *rule* a slot; the loop asks the source for the rows that the rules wait for, all slots in one call,
+and enforces the budgets. The source is shown only the nodes it was asked to run, so leaves cost it nothing, and no
+draws. Draws nothing itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.protocols import Budget, Noise, Source
-from outrider.tree import Draw, QRow, TokenTree
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget
+from outrider.core.tree import Draw, QRow, TokenTree
 
 
 @dataclass(slots=True)
@@ -105,20 +106,20 @@ class Rule(Protocol):
 
     @property
     def growth(self) -> Growth: ...
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]: ...  # the nodes whose laws it wants next
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]: ...  # the nodes whose rows it wants next
 
 
 def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule]) -> None:
-    """Grow every slot's tree until no rule wants another law or its budget is spent."""
+    """Grow every slot's tree until no rule wants another row or its budget is spent."""
     waiting = {i: [0] for i, rule in enumerate(rules) if rule.growth.may_expand(0)}
-    laws = [[law] for law in source.start([slots[i] for i in waiting])] if waiting else []
+    found = [[row] for row in source.start([slots[i] for i in waiting])] if waiting else []
     while waiting:
         wanted: dict[int, list[int]] = {}
-        for (i, nodes), own in zip(waiting.items(), laws, strict=True):
+        for (i, nodes), rows in zip(waiting.items(), found, strict=True):
             growth = rules[i].growth
-            if new := [node for node in rules[i].expand(nodes, own) if growth.may_expand(node)]:
+            if new := [node for node in rules[i].expand(nodes, rows) if growth.may_expand(node)]:
                 wanted[i] = new
         waiting = wanted
         if waiting:
             trees, done = zip(*(rules[i].growth.running(nodes) for i, nodes in waiting.items()), strict=True)
-            laws = source.extend([slots[i] for i in waiting], trees, done)
+            found = source.extend([slots[i] for i in waiting], trees, done)

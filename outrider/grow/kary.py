@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import TokenTree
 from outrider.grow.drawing import Drawing, independent, likeliest, without_replacement
 from outrider.grow.shape import fill, k_ary
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import TokenTree
 
 DRAWINGS: dict[str, Drawing] = {
     "iid": independent,
@@ -33,5 +34,5 @@ class KAry:
         shapes = [k_ary(self.expansion, budget) for budget in budgets]
         return fill(shapes, DRAWINGS[self.drawing], source, slots, pending, budgets, noise)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """Learns nothing."""

@@ -1,4 +1,4 @@
-"""Sequoia: the static tree of most expected tokens for a number of nodes and a depth, by dynamic programming.
+"""Sequoia: the fixed tree of most expected tokens for a number of nodes and a depth, by dynamic programming.
 
 arXiv 2402.12374. If the k-th draw of a node is the accepted one with probability a_k wherever the node stands, a tree
 is worth the sum over its nodes of the product of a along the path. The vector a is learnt from past steps, starting
@@ -14,21 +14,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.grow.acceptance import Acceptance
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import TokenTree
+from outrider.grow.acceptance import RankAcceptance
 from outrider.grow.drawing import without_replacement
 from outrider.grow.shape import Shape, fill
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import TokenTree
 
 
 @dataclass(slots=True)
 class Sequoia:
-    """`refresh`: steps between looks at what was learnt; 0 keeps the first vector for ever."""
+    """`refresh`: steps after which the vector follows what was learnt; 0 keeps the first one for ever."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: RankAcceptance = field(default_factory=RankAcceptance)
     depth: int = 8
     refresh: int = 64
-    _vector: NDArray[np.float64] = field(init=False)  # what shapes are made from until the next look
+    _vector: NDArray[np.float64] = field(init=False)  # what shapes are made from until the next refresh
     _shapes: dict[Budget, Shape] = field(default_factory=dict)
     _looked_at: int = 0
 
@@ -45,8 +46,9 @@ class Sequoia:
         shapes = [self._shape(budget & Budget(budget.nodes, self.depth)) for budget in budgets]
         return fill(shapes, without_replacement, source, slots, pending, budgets, noise)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        self.acceptance.observe(record)
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self.acceptance.observe(record)
 
     def _shape(self, budget: Budget) -> Shape:
         if budget not in self._shapes:
@@ -62,15 +64,15 @@ def best_shape(acceptance: Sequence[float] | NDArray[np.float64], budget: Budget
     takes some of them: G_b[m] = max over y of G_{b-1}[y] + a_b best[d - 1][m - y].
     """
     size, levels = max(budget.nodes, 0) + 1, max(min(budget.depth, budget.nodes), 0)
-    lone = np.full(size + 1, -np.inf)
-    lone[1] = 1.0
+    single = np.full(size + 1, -np.inf)
+    single[1] = 1.0
     rest = np.arange(size + 1)[:, None] - np.arange(size + 1)[None, :]  # [m, y]: what y leaves of m
-    best, splits, widths = [lone], [], []
+    best, splits, widths = [single], [], []
     for _ in range(levels):
         below = np.where(rest > 0, best[-1][np.maximum(rest, 0)], -np.inf)  # [m, y]
         possible = np.isfinite(below)
         below[~possible] = 0.0
-        exact = [lone]  # exact[b][m]
+        exact = [single]  # exact[b][m]
         split = []
         for a in acceptance:
             options = np.where(possible, exact[-1] + a * below, -np.inf)

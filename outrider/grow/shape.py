@@ -1,8 +1,8 @@
-"""Shape: a tree whose form is known before anything is drawn, and the rule that fills it with tokens.
+"""Shape: a tree whose form is fixed before anything is drawn, and the rule that fills it with tokens.
 
-A planned child is the j-th draw of its parent, whatever token comes out. Where a row ends early the plan below the
-missing node is left out; where a token is drawn twice the one child takes both plans, so that independent draws of
-shape (k, 1, 1, ..) are k independent paths. Both look only at what has been drawn.
+A planned child is the j-th draw of its parent, whatever token comes out. Where a row has too few tokens the plan below
+the missing node is left out; where a token is drawn twice the one child takes both plans, so that independent draws of
+shape (k, 1, 1, ..) are k independent paths. Lossless: both depend only on what has been drawn before.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget
+from outrider.core.tree import QRow, TokenTree
 from outrider.grow.drawing import Drawing
 from outrider.grow.growth import Growth, unroll
-from outrider.protocols import Budget, Noise, Source
-from outrider.tree import QRow, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,13 @@ class _Fill:
     def __post_init__(self) -> None:
         self._plan = {0: self.shape.children[0]}
 
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]:
         growth, below = self.growth, dict[int, tuple[int, ...]]()
-        for node, law in zip(nodes, laws, strict=True):
+        for node, q in zip(nodes, rows, strict=True):
             planned = self._plan[node]
-            made = growth.propose(node, self.drawing(law, len(planned), growth.noise, node))
-            for child, own in zip(made, planned, strict=False):
-                below[child] = below.get(child, ()) + self.shape.children[own]
+            made = growth.propose(node, self.drawing(q, len(planned), growth.noise, node))
+            for child, plan in zip(made, planned, strict=False):
+                below[child] = below.get(child, ()) + self.shape.children[plan]
         self._plan = {child: planned for child, planned in below.items() if planned}
         return list(self._plan)
 
@@ -95,8 +96,8 @@ def fill(
 ) -> list[TokenTree]:  # fmt: skip
     """One tree a slot, of its shape; a shape over its budget is cut before anything is drawn."""
     rules = []
-    for shape, token, budget, own in zip(shapes, pending, budgets, noise, strict=True):
+    for shape, token, budget, slot_noise in zip(shapes, pending, budgets, noise, strict=True):
         cut = shape.within(budget)
-        rules.append(_Fill(Growth(token, Budget(len(cut), budget.depth), own), cut, drawing))
+        rules.append(_Fill(Growth(token, Budget(len(cut), budget.depth), slot_noise), cut, drawing))
     unroll(source, slots, rules)
     return [rule.growth.tree(source.name) for rule in rules]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import TokenTree
 from outrider.grow.drawing import top_plus_one
 from outrider.grow.shape import fill, k_ary
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +28,5 @@ class TopPlusOne:
         shapes = [k_ary(self.expansion, budget) for budget in budgets]
         return fill(shapes, top_plus_one, source, slots, pending, budgets, noise)
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """Learns nothing."""

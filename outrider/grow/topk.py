@@ -3,7 +3,7 @@
 The dynamic tree of EAGLE-2 (arXiv 2406.16858). Point masses only, with noise or without, because re-ranking looks at
 the candidates: lossless with every rule that honours fixed draws. A node's value is the product of draft probabilities
 on its path, which never rises along a path, so the kept set is connected. Cost: one source call a level, at most `beam`
-rows each; a node outside the best so far, or less likely than the budget says is worth a level, is not expanded.
+rows each; a node that is not among the best so far, or less likely than `Budget.least`, is not expanded.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider.core.protocols import Noise, Source
+from outrider.core.records import Budget, StepRecord
+from outrider.core.tree import QRow, TokenTree, fixed
 from outrider.grow.drawing import ranked
 from outrider.grow.growth import Growth, unroll
-from outrider.protocols import Budget, Noise, Source, StepRecord
-from outrider.tree import QRow, TokenTree, fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class TopK:
         unroll(source, slots, rules)
         return [rule.tree(source.name) for rule in rules]
 
-    def observe(self, slot: int, record: StepRecord) -> None:
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """Learns nothing."""
 
 
@@ -49,12 +50,12 @@ class _Ranked:
     options: TopK
     _values: list[float] = field(default_factory=lambda: [1.0])  # per node
 
-    def expand(self, nodes: Sequence[int], laws: Sequence[QRow]) -> list[int]:
+    def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]:
         tokens, parents, values = [], [], []
-        for node, law in zip(nodes, laws, strict=True):
-            order = ranked(law)[: min(self.options.branch, self.keep)]
-            tokens.append(law.ids[order])
-            values.append(law.probs[order] * self._values[node])
+        for node, q in zip(nodes, rows, strict=True):
+            order = ranked(q)[: min(self.options.branch, self.keep)]
+            tokens.append(q.ids[order])
+            values.append(q.probs[order] * self._values[node])
             parents.append(np.full(len(order), node))
         flat = np.concatenate(values)
         least = sorted(self._values, reverse=True)[self.keep] if len(self._values) > self.keep else -1.0

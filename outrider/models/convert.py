@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError
 
-from outrider.errors import InputError, MissingExtra
+from outrider.core.errors import InputError, MissingExtra
 from outrider.models.gguf_file import check_whole
 from outrider.models.quiet import first_line, quiet_transformers
 
@@ -44,12 +44,12 @@ def cache_folder() -> Path:
 def folder_for(gguf: Path, cache: Path | None = None) -> str:
     """The cache name of a user's file, by its content: a copy, or a file under another name, is not converted again."""
     cache = cache or cache_folder()
-    key = _checksum(gguf, cache)[:12]
+    key = checksum(gguf, cache)[:12]
     made = sorted(folder.name for folder in cache.glob(f"*-{key}") if is_complete(folder))
     return made[0] if made else f"{gguf.stem}-{key}"
 
 
-def _checksum(file: Path, cache: Path) -> str:
+def checksum(file: Path, cache: Path) -> str:
     """Of all its bytes. Kept in the cache, so that a file that stays where and as it is, is not read again."""
     stat = file.stat()
     place = hashlib.sha256(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
@@ -71,6 +71,23 @@ def check_space(folder: Path, needed: int, what: str) -> None:
     if free < needed:
         room = f"{what} takes {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free"
         raise InputError(f"{room}; free space there, or set XDG_CACHE_HOME to a folder on another disk")
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Raises `InputError` where this machine cannot have so many bytes in memory, before anything is read."""
+    if needed > (free := free_memory()):
+        room = f"{what} takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are to be had"
+        raise InputError(f"{room}; use a smaller model or precision (--precision int8), or close other programs")
+
+
+def free_memory() -> int:
+    """Bytes that can be had, what the system keeps of files among them; plenty where it does not say."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1 << 62
 
 
 def is_complete(folder: Path) -> bool:

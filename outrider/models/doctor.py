@@ -13,6 +13,7 @@ import torch
 from outrider._version import __version__
 from outrider.models import embedded, hub
 from outrider.models.convert import cache_folder
+from outrider.models.files.cached import remembered
 from outrider.models.load import default_device
 
 
@@ -39,20 +40,39 @@ EXTRAS = {  # package -> (extra, what it enables)
 }
 
 
+X86 = ("x86_64", "amd64")
+HOPPER = 9  # compute capability
+
+
 def report(timeout: float = 3.0) -> list[Finding]:
     """Findings from the interpreter up to the runtime; waits at most about `timeout` seconds for the hub."""
     return [
         Finding("outrider", State.OK, __version__),
         Finding("python", State.OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        _machine(),
         Finding("torch", State.OK, f"{torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} cores"),
         _cuda(),
         Finding("transformers", State.OK, version("transformers")),
         *(_extra(package, extra, use) for package, (extra, use) in EXTRAS.items()),
         _cache(),
         _embedded(),
+        *(Finding(f"known {name}", State.OK, what) for name, what in remembered()),
         _hub(timeout),
         _device(),
     ]
+
+
+def _machine() -> Finding:
+    """Which row of the page "where it runs" this is."""
+    system, kind = platform.system(), platform.machine().lower()
+    place = f"{system} on {'ARM64' if kind in ('arm64', 'aarch64') else 'x86-64' if kind in X86 else kind}"
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        fit = "graphs with kernels for it" if major >= HOPPER else "graphs with general kernels"
+        return Finding("machine", State.OK, f"{place}, GPU of compute capability {major}.{minor}: {fit}")
+    if torch.backends.mps.is_available():
+        return Finding("machine", State.OK, f"{place}, MPS by --device mps: eager there; native on the CPU")
+    return Finding("machine", State.OK, f"{place}: native on the CPU for models like Llama, else openvino or eager")
 
 
 def _cuda() -> Finding:

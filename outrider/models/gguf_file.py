@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -26,6 +26,8 @@ TEXT, ARRAY = 8, 9
 class Header:
     size: int  # bytes that the whole file has at least
     values: int  # in all tensors together
+    architecture: str = ""
+    tensors: dict[str, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)  # place, shape, form of values
 
 
 def read_header(path: Path) -> Header:
@@ -62,20 +64,26 @@ def _read(file: BinaryIO, order: str) -> Header:
     version, tensors, facts = number("I"), number("Q"), number("Q")
     if version not in VERSIONS:
         raise KeyError(f"version {version}")
-    alignment = ALIGNMENT[1]
+    alignment, architecture = ALIGNMENT[1], ""
     for _ in range(facts):
         name, kind = _text(file, number), number("I")
         value = _value(file, number, kind)
+        architecture = value.decode() if name == b"general.architecture" else architecture
         alignment = value if name == ALIGNMENT[0].encode() else alignment
     end = values = 0
+    listed = {}
     for _ in range(tensors):
-        _text(file, number)
-        count = math.prod(number("Q") for _ in range(number("I")))
-        block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(number("I"))]
-        end = max(end, number("Q") + count // block * bytes_of_block)
+        named = _text(file, number).decode()
+        shape = tuple(reversed([number("Q") for _ in range(number("I"))]))
+        count, form = math.prod(shape), number("I")
+        block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(form)]
+        at = number("Q")
+        end = max(end, at + count // block * bytes_of_block)
         values += count
+        listed[named] = (at, shape, form)
     start = -(-file.tell() // alignment) * alignment
-    return Header(start + end, values)
+    placed = {named: (start + at, shape, form) for named, (at, shape, form) in listed.items()}
+    return Header(start + end, values, architecture, placed)
 
 
 def _text(file: BinaryIO, number: Callable[[str], Any]) -> bytes:

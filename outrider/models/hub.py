@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.errors import UnknownName
+from outrider.core.errors import UnknownName
 from outrider.models.quiet import first_line
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
 from outrider.models import drafts
 from outrider.models.drafts import CARD, LAYERS, MAP, SCALE, WEIGHTS, DraftCard, read_card, write_drafter
 from outrider.models.load import LoadedModel
@@ -95,7 +95,7 @@ def kept(fingerprint: str = "*") -> list[Kept]:
             continue
         if card.fingerprint == place.parent.name:
             found.append(Kept(place, card))
-    return sorted(found, key=lambda own: own.card.date, reverse=True)
+    return sorted(found, key=lambda drafter: drafter.card.date, reverse=True)
 
 
 def all_drafters() -> list[Kept]:
@@ -109,7 +109,7 @@ def find_drafter(target: LoadedModel, kind: str = LAYERS, named: str = "") -> Pa
     and target; else the shipped one; None where there is none."""
     if named:
         return named_folder(named)
-    mine = [own.folder for own in kept(target.fingerprint) if own.card.kind == kind]
+    mine = [one.folder for one in kept(target.fingerprint) if one.card.kind == kind]
     return mine[0] if mine else drafts.shipped_draft(target, kind)
 
 
@@ -118,24 +118,24 @@ def named_folder(named: str) -> Path:
     path = Path(named).expanduser()
     if path.exists() or path.name != named:
         return path
-    return next((own.folder for own in all_drafters() if own.name == named), path)
+    return next((one.folder for one in all_drafters() if one.name == named), path)
 
 
 def find_kept(name: str) -> Kept:
     """By its name or the beginning of it."""
     every = all_drafters()
-    found = [own for own in every if own.name == name] or [own for own in every if own.name.startswith(name)]
+    found = [one for one in every if one.name == name] or [one for one in every if one.name.startswith(name)]
     if not found or not name:
-        known = ", ".join(own.name for own in every)
+        known = ", ".join(one.name for one in every)
         raise UnknownName(f"no drafter {name!r}; there are: {known}")
     if len(found) > 1:
-        raise InputError(f"{name!r} is the beginning of {', '.join(own.name for own in found)}; write more of one")
+        raise InputError(f"{name!r} is the beginning of {', '.join(one.name for one in found)}; write more of one")
     return found[0]
 
 
 def remove(name: str) -> None:
     """Changes the data folder. Takes whole names only, also of a drafter that cannot be read."""
-    for place in (own for own in drafters_folder().glob("*/*") if own.name == name):
+    for place in (folder for folder in drafters_folder().glob("*/*") if folder.name == name):
         (place / CARD).unlink(missing_ok=True)  # first: a folder without a card is no drafter
         shutil.rmtree(place)
         return

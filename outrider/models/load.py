@@ -6,23 +6,27 @@ Does not judge whether a runtime can decode the architecture exactly: the target
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
 
-from outrider.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel, did_you_mean
+from outrider.core.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel, did_you_mean
 from outrider.models import embedded, hub
 from outrider.models.convert import converted, folder_for
+from outrider.models.files.skeleton import PICKED, fingerprint_of
+from outrider.models.loaded import LoadedModel as LoadedModel
 from outrider.models.quiet import first_line, quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +43,6 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in evaluation mode on its device. `fingerprint` names weights and shape, whatever the dtype."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    name: str
-    eos_ids: frozenset[int]  # where `transformers`' own generate would stop
-    fingerprint: str
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +63,15 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    distributed: Any = None,
 ) -> LoadedModel:
     """Device: a GPU where there is one. Dtype: float32 on a CPU, on a GPU the checkpoint's own (bfloat16 for GGUF).
 
     A loaded model stays where and as it is unless `device` or `dtype` is given; it is put into evaluation mode.
+    `distributed` is a `transformers` DistributedConfig: of the weights only this process's part is kept.
     """
     wanted = None if dtype is None else parse_dtype(dtype)
-    if isinstance(source, PreTrainedModel):
+    if is_model(source):
         if revision is not None:
             raise InputError("revision has no meaning for a model that is already loaded; leave it out")
         model = source
@@ -100,14 +91,23 @@ def load_model(
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if not place.local:
         common |= {"revision": revision, "local_files_only": not hub.reachable()}
+    spread = {} if distributed is None else {"distributed_config": distributed}
+    from transformers import AutoModelForCausalLM
+
     with quiet_transformers() if place.local else nullcontext():
         try:
-            model = AutoModelForCausalLM.from_pretrained(place.path, dtype=wanted or "auto", **common)
+            model = AutoModelForCausalLM.from_pretrained(place.path, dtype=wanted or "auto", **common, **spread)
         except Exception as error:
             raise _explain(error, place, offline=common.get("local_files_only", False)) from error
         tokenizer = tokenizer or _load_tokenizer(place, common)
     model.requires_grad_(False)
-    return _ready(model.to(at), tokenizer, place.name)
+    return _ready(model if spread else model.to(at), tokenizer, place.name)
+
+
+def is_model(source: object) -> TypeGuard[PreTrainedModel]:
+    """A model of transformers, which without its class imported it cannot be; importing that takes seconds."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(source, library.PreTrainedModel)
 
 
 def load_tokenizer(source: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -184,23 +184,43 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A short name for these weights: names, shapes and 16 values of every parameter, rounded to bfloat16.
+    """A short name for these weights; see `fingerprint_of`."""
 
-    Rounding makes it the same for a checkpoint loaded in another precision. Not a proof against tampering.
-    """
-    digest = hashlib.sha256(json.dumps([model.config.model_type, model.config.get_text_config().vocab_size]).encode())
-    for name, weight in sorted(model.named_parameters()):
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        if weight.is_floating_point() and not weight.is_meta:
-            flat = weight.detach().reshape(-1)
-            picked = flat[:: max(1, flat.numel() // 16)][:16]
-            digest.update(picked.to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    def picked(_: str, weight: Tensor) -> Tensor:
+        if not weight.is_floating_point() or weight.is_meta:
+            return torch.empty(0)
+        flat = _whole(weight.detach()).reshape(-1)
+        return flat[:: max(1, flat.numel() // PICKED)][:PICKED]
+
+    return fingerprint_of(model, picked)
+
+
+def is_part(weight: Tensor) -> bool:
+    """Whether other processes hold the rest of this weight (a DTensor, whose module takes long to import)."""
+    return hasattr(weight, "full_tensor")
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """The weight put together from its parts, which every rank must ask for; itself where it is whole."""
+    return weight.full_tensor() if is_part(weight) else weight  # type: ignore[attr-defined]
+
+
+def local_path(source: str | PathLike[str]) -> str:
+    """The folder of a model that `load_model` would load, or its hub id."""
+    return _find(source).path
 
 
 def _ready(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
     model.eval()
     return LoadedModel(model, tokenizer, name, eos_ids(model, tokenizer), fingerprint(model))
+
+
+def local_place(source: str | PathLike[str]) -> Path | None:
+    """The folder or GGUF file of a model on this machine, fetched if it is the embedded one; None of others."""
+    text, path = str(source), Path(source).expanduser()
+    if text == embedded.NAME:
+        return embedded.files()
+    return path if path.suffix == ".gguf" or (text and path.is_dir()) else None
 
 
 def _find(source: str | PathLike[str]) -> _Place:
@@ -222,6 +242,8 @@ def _load_tokenizer(place: _Place, common: dict[str, Any]) -> PreTrainedTokenize
     if place.local and not any((Path(place.path) / file).is_file() for file in TOKENIZER_FILES):
         logger.info("%s has no tokenizer files", place.name)
         return None
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(place.path, **common)
     except ImportError as error:
@@ -237,6 +259,8 @@ def _tokenizer_of(model: PreTrainedModel, trust_remote_code: bool) -> PreTrained
     origin = model.name_or_path
     if not origin:
         return None
+    from transformers import AutoTokenizer
+
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(origin, local_files_only=True, trust_remote_code=trust_remote_code)

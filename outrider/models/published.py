@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import hub
 from outrider.models.drafts import CARD, MAP, DraftCard
 from outrider.models.load import HUB_ID, LoadedModel
@@ -76,7 +76,7 @@ def read_published(folder: Path, target: LoadedModel) -> tuple[Tensors, DraftCar
 def _read(folder: Path, config: Config, layer: Config, target: LoadedModel) -> tuple[Tensors, DraftCard]:
     _check_kind(folder, config, layer)
     shape = _shape(folder, config, layer, target)
-    stored = {_own_name(name): tensor for name, tensor in _tensors(folder).items()}
+    stored = {_name_here(name): tensor for name, tensor in _tensors(folder).items()}
     stored = {name: tensor for name, tensor in stored.items() if name}
     ids = _ids(folder, stored, target)
     _check_embeddings(folder, stored.pop(EMBEDDINGS, None), target)
@@ -151,7 +151,7 @@ def _load_plain(file: Path) -> Tensors:
     return torch.load(file, map_location="cpu", weights_only=True)  # tensors only: no code is run
 
 
-def _own_name(name: str) -> str:
+def _name_here(name: str) -> str:
     """As our layer calls it; empty for what is no weight of it."""
     name = name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
     return "" if name.endswith("rotary_emb.inv_freq") or name.startswith("verifier_") else name

@@ -21,5 +21,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".: ") or type(error).__name__
+def first_line(error: BaseException, *, typed: bool = False) -> str:
+    """`typed`: with the error's type before it, for those whose message alone says little (KeyError: 'cache')."""
+    kind, line = type(error).__name__, str(error).strip().split("\n")[0].rstrip(".: ")
+    return f"{kind}: {line or 'no message'}" if typed else line or kind

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +42,22 @@ def small_shape(target: PreTrainedModel, hidden: int, depth: int, intermediate: 
 def small_model(target: PreTrainedModel, shape: SmallShape) -> PreTrainedModel:
     """Random, in float32, on the target's device; its embeddings are the target's, narrowed."""
     config = copy.deepcopy(target.config)
-    own = config.get_text_config()
-    total, heads = int(own.num_hidden_layers), shape.hidden // _head_dim(own)
-    share = own.num_attention_heads // (getattr(own, "num_key_value_heads", None) or own.num_attention_heads)
+    settings = config.get_text_config()
+    total, heads = int(settings.num_hidden_layers), shape.hidden // _head_dim(settings)
+    share = settings.num_attention_heads // (
+        getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
+    )
     groups = next(n for n in range(max(1, heads // share), 0, -1) if heads % n == 0)
-    for key, value in list(vars(own).items()):
+    for key, value in list(vars(settings).items()):
         if "layer" in key and isinstance(value, list | tuple) and len(value) == total:
-            setattr(own, key, list(value[: shape.depth]))
+            setattr(settings, key, list(value[: shape.depth]))
     changes = {
-        "head_dim": _head_dim(own), "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
+        "head_dim": _head_dim(settings), "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.depth, "num_attention_heads": heads, "num_key_value_heads": groups,
         "tie_word_embeddings": True,
     }  # fmt: skip
     for key, value in changes.items():
-        setattr(own, key, value)
+        setattr(settings, key, value)
     config.tie_word_embeddings = True
     model = type(target)(config).float().to(target.device).eval()
     with torch.no_grad():

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from outrider.errors import InputError, UnsupportedModel
+from outrider.core.errors import InputError, UnsupportedModel
+from outrider.models.load import is_part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Scalar = int | float | bool | str
 
@@ -34,6 +37,10 @@ def chosen_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMo
         raise InputError(f"layers {list(layers)}: name one or more of 0..{total - 1}")
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         raise UnsupportedModel("the model is spread over devices; a shorter model needs it on one")
+    if any(map(is_part, model.parameters())):
+        raise UnsupportedModel(
+            "the model is spread over ranks (tensor_parallel); a shorter model needs it in one process"
+        )
     config = copy.deepcopy(model.config)
     _cut(config.get_text_config(), layers, total)
     with torch.device("meta"):
@@ -58,6 +65,15 @@ def layer_list(model: PreTrainedModel) -> tuple[str, int]:
     if total is None or len(outer) != 1:
         raise UnsupportedModel(f"cannot find the decoder layers of {type(model).__name__}; use another draft model")
     return outer[0], total
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """What stands between the last layer and the head."""
+    trunk = model.get_submodule(layer_list(model)[0].rpartition(".")[0])
+    norms = [module for name, module in trunk.named_children() if "norm" in name.lower() or name == "ln_f"]
+    if len(norms) != 1:
+        raise UnsupportedModel(f"cannot tell the final norm of {type(model).__name__}; use another method")
+    return norms[0]
 
 
 def _cut(config: Any, layers: Sequence[int], total: int) -> None:

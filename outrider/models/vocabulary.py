@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models.load import LoadedModel
 
 SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece shows a space
@@ -126,9 +126,9 @@ def _sentencepiece(name: str) -> bytes:
 def _alphabet() -> dict[str, int]:
     """Byte-level tokenizers show a byte as its Latin-1 character where that is visible, the rest as later ones."""
     shown = sorted(ByteLevel.alphabet())
-    own = {character: ord(character) for character in shown if ord(character) < 256}
-    hidden = sorted(set(range(256)) - set(own.values()))
-    return own | dict(zip(shown[len(own) :], hidden, strict=True))
+    visible = {character: ord(character) for character in shown if ord(character) < 256}
+    hidden = sorted(set(range(256)) - set(visible.values()))
+    return visible | dict(zip(shown[len(visible) :], hidden, strict=True))
 
 
 ALPHABET = _alphabet()

@@ -18,8 +18,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from outrider.errors import InputError, MissingExtra
-from outrider.store.corpus import Corpus, Piece, pieces, scan
+from outrider.core.errors import InputError, MissingExtra
+from outrider.store.corpus import Corpus, TextPiece, pieces, scan
 from outrider.store.format import (
     BLOCK,
     MANIFEST,
@@ -27,6 +27,7 @@ from outrider.store.format import (
     Manifest,
     open_shard,
     read_manifest,
+    refuse_compact,
     separator,
     write_manifest,
     write_shard,
@@ -63,7 +64,7 @@ def build(
 
     `add` puts another corpus into a store that has one. A corpus that is in the store already is not read again.
     """
-    _sorter()
+    sorter()
     if not SMALLEST <= shard_bytes <= LARGEST:
         raise InputError(f"--shard-bytes {shard_bytes}: use {SMALLEST:,} to {LARGEST:,}")
     manifest = _manifest(out, tokenizer, name)
@@ -71,7 +72,7 @@ def build(
     if corpus.skipped:
         log.warning("%s: %d files are not UTF-8 text and are left out", root, len(corpus.skipped))
     created = not out.exists()
-    with _alone(out):
+    with alone(out):
         if (out / MANIFEST).exists():  # another process may have finished meanwhile
             manifest = _manifest(out, tokenizer, name)
         for stale in out.glob(".*.partial"):
@@ -93,11 +94,12 @@ def build(
 
 def merge(out: Path, shard_bytes: int = SHARD_BYTES, on_progress: Progress = lambda done, total, doing: None) -> int:
     """Joins neighbouring shards that together fit into `shard_bytes`; how many there are then. Changes the folder."""
-    _sorter()
-    with _alone(out):
+    sorter()
+    with alone(out):
         manifest = read_manifest(out)
         if manifest.unfinished is not None:
             raise InputError(f"{out}: its build is not finished; finish it first with: outrider index build")
+        refuse_compact(out, manifest)
         groups: list[list[str]] = []
         room = 0
         for name in manifest.shards:
@@ -119,7 +121,7 @@ def sort_shard(
 ) -> None:  # fmt: skip
     """Writes the shard of these big-endian tokens; each document ends with a separator, which no suffix begins with."""
     width = tokens.dtype.itemsize
-    order = _sorter()(tokens.view(np.uint8))
+    order = sorter()(tokens.view(np.uint8))
     starts = np.zeros(vocabulary + 1, dtype=np.uint32)
     for i in range(0, len(tokens), BLOCK):
         block = tokens[i : i + BLOCK].astype(np.int64)
@@ -204,7 +206,7 @@ class _Filling:
         self.shards += 1
         self.used = self.documents = 0
 
-    def _encoded(self) -> Iterator[tuple[Piece, Sequence[int]]]:
+    def _encoded(self) -> Iterator[tuple[TextPiece, Sequence[int]]]:
         """Units that reading can go on after, each with its token ids: the last piece of a unit stands for it."""
         waiting: list[int] = []
         for batch in self._batches():
@@ -216,8 +218,8 @@ class _Filling:
                 yield piece, waiting + ids if waiting else ids
                 waiting = []
 
-    def _batches(self) -> Iterator[list[Piece]]:
-        batch: list[Piece] = []
+    def _batches(self) -> Iterator[list[TextPiece]]:
+        batch: list[TextPiece] = []
         size = 0
         file, start = self.at
         width = min(PIECE_BYTES, self.shard_bytes // 16)
@@ -251,16 +253,16 @@ def _join(out: Path, manifest: Manifest, group: list[str]) -> None:
 
 
 def _manifest(out: Path, tokenizer: Any, name: str) -> Manifest:
-    own = fingerprint(tokenizer)
+    wanted = fingerprint(tokenizer)
     if not (out / MANIFEST).exists():
         if out.exists() and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir())):
             raise InputError(f"--out {out}: is there already and is no store; choose another folder")
-        return Manifest(name, own, vocabulary(tokenizer))
+        return Manifest(name, wanted, vocabulary(tokenizer))
     manifest = read_manifest(out)
-    if manifest.fingerprint != own:
+    if manifest.fingerprint != wanted:
         raise InputError(
             f"--out {out}: was built with the tokenizer of {manifest.tokenizer!r} ({manifest.fingerprint}), "
-            f"not of {name!r} ({own}); choose another folder"
+            f"not of {name!r} ({wanted}); choose another folder"
         )
     return manifest
 
@@ -291,7 +293,7 @@ def _entry(manifest: Manifest, corpus: Corpus, settings: dict[str, Any], add: bo
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> Iterator[None]:
     """One builder at a time."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -308,7 +310,7 @@ def _alone(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def _sorter() -> Callable[[NDArray[np.uint8]], NDArray[np.int32]]:
+def sorter() -> Callable[[NDArray[np.uint8]], NDArray[np.int32]]:
     try:
         from pydivsufsort import divsufsort
     except ImportError:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 LINES = (".jsonl", ".ndjson")
 BLOCK = 1 << 20
@@ -35,7 +35,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     text: str
     file: int
     after: int | None  # the byte where reading may go on; None inside a line of JSON
@@ -70,7 +70,7 @@ def scan(root: Path, leave_out: Path | None = None) -> Corpus:
     return Corpus(root, tuple(files), tuple(sizes), tuple(skipped), digest.hexdigest()[:16])
 
 
-def pieces(corpus: Corpus, file: int, start: int, size: int, field: str) -> Iterator[Piece]:
+def pieces(corpus: Corpus, file: int, start: int, size: int, field: str) -> Iterator[TextPiece]:
     """The corpus from byte `start` of file number `file` on, in pieces of at most about `size` bytes."""
     for index in range(file, len(corpus.files)):
         read = _lines if corpus.files[index].suffix.lower() in LINES else _blocks
@@ -106,7 +106,7 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _blocks(path: Path, index: int, start: int, size: int, field: str) -> Iterator[Piece]:
+def _blocks(path: Path, index: int, start: int, size: int, field: str) -> Iterator[TextPiece]:
     total = path.stat().st_size
     with path.open("rb") as file:
         while start < total:
@@ -117,7 +117,7 @@ def _blocks(path: Path, index: int, start: int, size: int, field: str) -> Iterat
             if start + len(block) < total:
                 block = block[: block.rfind(b"\n") + 1 or _whole(block)]
             start += len(block)
-            yield Piece(block.decode("utf-8").removeprefix("\ufeff"), index, start, start == total)
+            yield TextPiece(block.decode("utf-8").removeprefix("\ufeff"), index, start, start == total)
 
 
 def _whole(block: bytes) -> int:
@@ -128,19 +128,19 @@ def _whole(block: bytes) -> int:
     return end or len(block)
 
 
-def _lines(path: Path, index: int, start: int, size: int, field: str) -> Iterator[Piece]:
+def _lines(path: Path, index: int, start: int, size: int, field: str) -> Iterator[TextPiece]:
     with path.open("rb") as file:
         file.seek(start)
         for line in iter(file.readline, b""):
             after = file.tell()
             text = _text_of(line, field)
             if text is None:
-                yield Piece("", index, after, ends=True, bad=bool(line.strip()))
+                yield TextPiece("", index, after, ends=True, bad=bool(line.strip()))
                 continue
             cuts = [text[i : i + size] for i in range(0, len(text), size)] or [""]
             for cut in cuts[:-1]:
-                yield Piece(cut, index, None, ends=False)
-            yield Piece(cuts[-1], index, after, ends=True)
+                yield TextPiece(cut, index, None, ends=False)
+            yield TextPiece(cuts[-1], index, after, ends=True)
 
 
 def _text_of(line: bytes, field: str) -> str | None:

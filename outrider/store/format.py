@@ -22,16 +22,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.errors import InputError
-from outrider.files import write_atomic
+from outrider.core.errors import InputError
+from outrider.core.files import write_atomic
 
 MAGIC, VERSION = b"outrider", 1
 HEADER = 4096
 FIXED = struct.Struct("<8sIII")  # magic, version, length and checksum of the description that follows
 MANIFEST = "store.json"
-SECTIONS = ("tokens", "suffixes", "starts")
+COMPACT = ".fm"  # how the files of an FM-index end
+SHARD_TYPES = {"suffixes": "<u4", "starts": "<u4"}
 BLOCK = 1 << 22  # entries written at a time
 REBUILD = "build the store again with: outrider index build"
+
+Part = Callable[[], Iterator[NDArray[Any]]]  # a section of a file, in pieces
 
 
 @dataclass(slots=True)
@@ -101,6 +104,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{path}: cannot be read ({type(error).__name__}: {error}); {REBUILD}") from error
 
 
+def is_compact(manifest: Manifest) -> bool:
+    """Whether its files are FM-indexes; of one whose making was interrupted, some."""
+    return any(name.endswith(COMPACT) for name in manifest.shards)
+
+
+def refuse_compact(folder: Path, manifest: Manifest) -> None:
+    if is_compact(manifest):
+        raise InputError(f"{folder}: a compact store (--fm), which is for: outrider find; build another without --fm")
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomic(folder / MANIFEST, json.dumps({"format": VERSION, **asdict(manifest)}, indent=1) + "\n")
 
@@ -109,31 +122,32 @@ def write_shard(
     path: Path, tokens: NDArray[Any], suffixes: Iterator[NDArray[np.uint32]], starts: NDArray[np.uint32],
     documents: int, fingerprint: str,
 ) -> None:  # fmt: skip
-    """Changes the folder: writes beside, to the disk, then renames. The suffixes come in pieces."""
-    scratch = path.with_name(f".{path.name}.partial")
+    """Changes the folder. The suffixes come in pieces."""
     native = tokens.dtype.newbyteorder("<")
-    parts: dict[str, Callable[[], Iterator[NDArray[Any]]]] = {
+    parts: dict[str, Part] = {
         "tokens": lambda: (tokens[i : i + BLOCK].astype(native) for i in range(0, len(tokens), BLOCK)),
         "suffixes": lambda: suffixes,
         "starts": lambda: iter([starts]),
     }
+    write_sections(path, parts, {"width": tokens.dtype.itemsize, "documents": documents, "fingerprint": fingerprint})
+
+
+def write_sections(path: Path, parts: dict[str, Part], described: dict[str, Any]) -> None:
+    """Changes the folder: writes beside, to the disk, then renames. Arrays are little-endian."""
+    scratch = path.with_name(f".{path.name}.partial")
     sections: dict[str, dict[str, int]] = {}
     try:
         with scratch.open("wb") as file:
             file.write(bytes(HEADER))
-            for name in SECTIONS:
+            for name, part in parts.items():
                 start, checksum = file.tell(), 0
-                for array in parts[name]():
+                for array in part():
                     content = np.ascontiguousarray(array).data
                     checksum = zlib.crc32(content, checksum)
                     file.write(content)
                 sections[name] = {"offset": start, "bytes": file.tell() - start, "crc32": checksum}
                 file.write(bytes(-file.tell() % 64))
-            described = {
-                "byte_order": "little", "width": tokens.dtype.itemsize, "documents": documents,
-                "fingerprint": fingerprint, "size": file.tell(), "sections": sections,
-            }  # fmt: skip
-            text = json.dumps(described).encode()
+            text = json.dumps({"byte_order": "little", **described, "size": file.tell(), "sections": sections}).encode()
             file.seek(0)
             file.write(FIXED.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text)
             file.flush()
@@ -147,6 +161,16 @@ def write_shard(
 
 def open_shard(path: Path, fingerprint: str) -> Shard:
     """Maps the file; raises where it is cut, torn, of another version or of another tokenizer."""
+    arrays, described = map_sections(path, fingerprint, lambda described: SHARD_TYPES | {
+        "tokens": f"<u{described['width']}"
+    })  # fmt: skip
+    return Shard(path, arrays["tokens"], arrays["suffixes"], arrays["starts"], described["documents"])
+
+
+def map_sections(
+    path: Path, fingerprint: str, types: Callable[[dict[str, Any]], dict[str, str]]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The arrays of a file, mapped, and its description; their types may depend on what it says."""
     described = _description(path)
     if sys.byteorder != described["byte_order"]:
         raise InputError(f"{path}: written for another byte order; {REBUILD} on this machine")
@@ -154,21 +178,21 @@ def open_shard(path: Path, fingerprint: str) -> Shard:
         raise InputError(f"{path}: a shard of another tokenizer than its store; {REBUILD}")
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    types = {"tokens": np.dtype(f"<u{described['width']}"), "suffixes": np.dtype("<u4"), "starts": np.dtype("<u4")}
-    arrays = {
-        name: np.frombuffer(mapped, kind, described["sections"][name]["bytes"] // kind.itemsize,
-                            described["sections"][name]["offset"])
-        for name, kind in types.items()
-    }  # fmt: skip
-    return Shard(path, arrays["tokens"], arrays["suffixes"], arrays["starts"], described["documents"])
+    if set(wanted := types(described)) != set(described["sections"]):
+        raise InputError(f"{path}: a file of another kind than its name says; {REBUILD}")
+    arrays = {}
+    for name, kind in wanted.items():
+        section, entry = described["sections"][name], np.dtype(kind)
+        arrays[name] = np.frombuffer(mapped, entry, section["bytes"] // entry.itemsize, section["offset"])
+    return arrays, described
 
 
 def check_shard(path: Path) -> None:
     """Reads the whole file and raises where an array is not what was written."""
     described = _description(path)
     with path.open("rb") as file:
-        for name in SECTIONS:
-            section, checksum = described["sections"][name], 0
+        for name, section in described["sections"].items():
+            checksum = 0
             file.seek(section["offset"])
             for left in range(section["bytes"], 0, -BLOCK):
                 checksum = zlib.crc32(file.read(min(left, BLOCK)), checksum)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.compiled import compiled
+from outrider.core.numeric.compiled import compiled
 
 Array = NDArray[Any]
 Int = int | np.signedinteger[Any]

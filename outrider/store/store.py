@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.store import search
-from outrider.store.format import Manifest, Shard, open_shard, read_manifest, separator
+from outrider.store.format import Manifest, Shard, open_shard, read_manifest, refuse_compact, separator
 
 log = logging.getLogger("outrider")
 
@@ -40,7 +40,7 @@ class Match:
 class Reach:
     """Per shard, the longest end of a context that occurs there: (length, first suffix, end).
 
-    Only the longest of all counts: a length of -1 says that this shard has but a shorter one.
+    Only the longest over all shards counts: a length of -1 says that this shard has only a shorter one.
     """
 
     shards: tuple[tuple[int, int, int], ...] = ()
@@ -48,7 +48,7 @@ class Reach:
     @property
     def match(self) -> Match:
         """The longest of all; nothing at all matches every place with length 0."""
-        length = max((own[0] for own in self.shards), default=0)
+        length = max((found[0] for found in self.shards), default=0)
         return Match(length, tuple((i, low, high) for i, (n, low, high) in enumerate(self.shards) if n == length))
 
 
@@ -83,9 +83,9 @@ class Store:
         context = context[search.known(context, self.vocabulary) :]
         found, best = [], 0
         for shard in self.shards:
-            own = search.longest(shard.tokens, shard.suffixes, shard.starts, context, best)
-            best = max(best, own[0])
-            found.append(own)
+            longest = search.longest(shard.tokens, shard.suffixes, shard.starts, context, best)
+            best = max(best, longest[0])
+            found.append(longest)
         return Reach(tuple(found))
 
     def advance(self, reach: Reach, context: Ids, fresh: int) -> Reach:
@@ -93,14 +93,14 @@ class Store:
 
         An end that was the longest and goes on with the new tokens is the longest again: nothing longer can have begun.
         """
-        best = max((own[0] for own in reach.shards), default=0)
+        best = max((span[0] for span in reach.shards), default=0)
         if best > 0 and search.known(context, self.vocabulary) <= len(context) - fresh:
             new = context[len(context) - fresh :]
             found = tuple(
-                search.advance(s.tokens, s.suffixes, new, *own) if own[0] == best else (-1, 0, 0)
-                for s, own in zip(self.shards, reach.shards, strict=True)
+                search.advance(s.tokens, s.suffixes, new, *span) if span[0] == best else (-1, 0, 0)
+                for s, span in zip(self.shards, reach.shards, strict=True)
             )
-            if any(own[0] > 0 for own in found):
+            if any(span[0] > 0 for span in found):
                 return Reach(found)
         return self.longest(context)
 
@@ -110,8 +110,8 @@ class Store:
         for i, low, high in match.spans:
             shard = self.shards[i]
             end = separator(shard.tokens.itemsize)
-            ids, own = search.histogram(shard.tokens, shard.suffixes, low, high, match.length, end)
-            for token, count in zip(ids.tolist(), own.tolist(), strict=True):
+            ids, occurrences = search.histogram(shard.tokens, shard.suffixes, low, high, match.length, end)
+            for token, count in zip(ids.tolist(), occurrences.tolist(), strict=True):
                 counts[token] = counts.get(token, 0) + count
         ordered = sorted(counts)
         return np.array(ordered, dtype=np.int64), np.array([counts[t] for t in ordered], dtype=np.int64)
@@ -147,9 +147,19 @@ def open_store(folder: Path | str, fingerprint: str | None = None, owner: str = 
             f"{folder}: built with the tokenizer of {manifest.tokenizer!r} ({manifest.fingerprint}), not with that of "
             f"{owner} ({fingerprint}); build one with: outrider index build --tokenizer MODEL"
         )
+    refuse_compact(folder, manifest)
     if manifest.unfinished is not None:
         log.warning("%s: its build was not finished; run the same `outrider index build` again to finish it", folder)
     return Store(tuple(open_shard(folder / name, manifest.fingerprint) for name in manifest.shards), manifest)
+
+
+def corpora(manifest: Manifest) -> list[dict[str, Any]]:
+    """What was indexed, as plain values."""
+    return [
+        {"path": c.path, "files": c.files, "bytes": c.bytes, "skipped_files": c.skipped_files,
+         "skipped_lines": c.skipped_lines, "finished": c.next is None}
+        for c in manifest.corpora
+    ]  # fmt: skip
 
 
 def describe(store: Store) -> dict[str, Any]:
@@ -170,9 +180,5 @@ def describe(store: Store) -> dict[str, Any]:
             {"file": s.path.name, "tokens": len(s.suffixes), "documents": s.documents, "bytes": s.bytes}
             for s in store.shards
         ],
-        "corpora": [
-            {"path": c.path, "files": c.files, "bytes": c.bytes, "skipped_files": c.skipped_files,
-             "skipped_lines": c.skipped_lines, "finished": c.next is None}
-            for c in manifest.corpora
-        ],
+        "corpora": corpora(manifest),
     }  # fmt: skip

@@ -18,10 +18,10 @@ def encoder(tokenizer: Any) -> Encode:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda texts: tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    own = type(backend).from_str(backend.to_str())  # the caller's one keeps its settings
-    own.no_truncation()
-    own.no_padding()
-    return lambda texts: [one.ids for one in own.encode_batch_fast(list(texts), add_special_tokens=False)]
+    copied = type(backend).from_str(backend.to_str())  # the caller's keeps its settings
+    copied.no_truncation()
+    copied.no_padding()
+    return lambda texts: [one.ids for one in copied.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
 def fingerprint(tokenizer: Any) -> str:

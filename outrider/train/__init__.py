@@ -1,1 +1,1 @@
-"""Making drafters from nothing but the target: it writes the text (`selfdata`), a small model learns its law."""
+"""Makes drafters from nothing but the target: it writes the text (`text/`), a small model learns to predict it."""

@@ -1,8 +1,9 @@
 """What a draft model would reach, from one forward over finished text: exact for chains, without decoding.
 
 Along text x that the target wrote, a draft token at position i stands with chance r_i: greedy, 1 where both models
-prefer the same token; drawn at temperature 1, min(1, q(x_i) / p(x_i)), for with x_i ~ p the pair (x_i, stands?) has
-the law of token-level rejection. A step takes tokens until one falls or the depth is reached, and one token more.
+prefer the same token; drawn at temperature 1, min(1, q(x_i) / p(x_i)), for with x_i ~ p the pair (x_i, stands?) is
+distributed as under token-level rejection. A step takes tokens until one falls or the depth is reached, and one
+token more.
 """
 
 from __future__ import annotations

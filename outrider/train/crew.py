@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outrider.errors import InputError, MissingExtra
-from outrider.train.selfdata import SelfData
+from outrider.core.errors import InputError, MissingExtra
+from outrider.train.text.selfdata import SelfData
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Crew:
             raise InputError(
                 f"a batch of {len(batch.tokens)} sequences is too small for {count} processes; raise --batch"
             )
-        own = slice(self.accelerator.process_index, None, count)
-        return SelfData(batch.tokens[own], batch.roles[own])
+        mine = slice(self.accelerator.process_index, None, count)
+        return SelfData(batch.tokens[mine], batch.roles[mine])
 
     def join(self, weights: Iterable[nn.Parameter], loss: Tensor, part: float) -> Tensor:
         """Changes the gradients into those of the joint batch, of which this process had `part`; the joint loss."""

@@ -13,11 +13,12 @@ from typing import Any
 
 from outrider import methods
 from outrider.api import Outrider
-from outrider.generation import Generation
+from outrider.core.generation import Generation
+from outrider.core.sampling import SamplingParams
+from outrider.core.schedule import Terms
 from outrider.models import LoadedModel
 from outrider.models.drafts import read_card
-from outrider.prompts import Prompt
-from outrider.sampling import SamplingParams
+from outrider.store.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def evaluate(
                        "controller": "fixed"}  # fmt: skip
             recipe = engine.recipe(kind, {name: value for name, value in options.items() if name in known})
             params = SamplingParams(max_new_tokens=plan.new_tokens, temperature=temperature, seed=plan.seed)
-            handles = [(group, engine.engine.submit(tokens, params, recipe)) for group, tokens in asked]
+            terms = Terms(cache_salt=str(done))  # a drafter sees the whole prompt every time
+            handles = [(group, engine.engine.submit(tokens, params, recipe, terms=terms)) for group, tokens in asked]
             results = [(group, handle.result()) for group, handle in handles]
             groups = list(dict.fromkeys(group for group, _ in results))
             for name in [*groups, *(["all"] if len(groups) > 1 else [])]:
@@ -88,14 +90,14 @@ def _tokens(engine: Outrider, prompt: Prompt) -> list[int]:
 
 def _row(budget: int, temperature: float, group: str, results: Sequence[Generation]) -> Row:
     stats = [result.stats for result in results]
-    depth = max((len(own.offered_at) for own in stats), default=0)
+    depth = max((len(each.offered_at) for each in stats), default=0)
 
     def total(counts: Sequence[Sequence[int]], at: int) -> int:
-        return sum(own[at] for own in counts if at < len(own))
+        return sum(row[at] for row in counts if at < len(row))
 
-    offered, taken = [own.offered_at for own in stats], [own.accepted_at for own in stats]
+    offered, taken = [each.offered_at for each in stats], [each.accepted_at for each in stats]
     rates = tuple(total(taken, at) / max(total(offered, at), 1) for at in range(depth))
     return Row(
-        budget, temperature, group, len(stats), sum(own.new_tokens for own in stats), sum(own.steps for own in stats),
-        rates,
+        budget, temperature, group, len(stats), sum(each.new_tokens for each in stats),
+        sum(each.steps for each in stats), rates,
     )  # fmt: skip

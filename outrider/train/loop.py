@@ -20,11 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outrider.errors import InputError, UnknownName, did_you_mean
+from outrider.core.errors import InputError, UnknownName, did_you_mean
 from outrider.models.drafts import CARD
 from outrider.train.crew import Crew, crew
 from outrider.train.losses import LOSSES, Loss
-from outrider.train.selfdata import SelfData, differences, digest
+from outrider.train.text.selfdata import SelfData, differences, digest
 
 CHECKPOINT, CURVE, PICTURE = "checkpoint.safetensors", "curve.json", "curve.svg"
 LOSS_HELP = f"what is lowered: {', '.join(LOSSES)}"
@@ -120,9 +120,9 @@ def train(
             group["lr"] = plan.lr * schedule(step, plan)
         optimizer.zero_grad(set_to_none=True)
         batch = batch_of(training, plan, step)
-        own = together.share(batch)
-        loss = learner.backward(own)
-        running.append(together.join(weights.values(), loss, own.answer_tokens / max(1, batch.answer_tokens)))
+        share = together.share(batch)
+        loss = learner.backward(share)
+        running.append(together.join(weights.values(), loss, share.answer_tokens / max(1, batch.answer_tokens)))
         nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
         on_progress(step + 1, plan.steps, curve[-1])
@@ -141,10 +141,10 @@ def check_plan(plan: LoopPlan) -> None:
     if plan.loss not in LOSSES:
         hint = did_you_mean(plan.loss, LOSSES)
         raise UnknownName(f"unknown loss {plan.loss!r}; {hint}known losses: {', '.join(LOSSES)}")
-    for own in fields(plan):
-        value, least = getattr(plan, own.name), own.metadata.get("least")
+    for setting_ in fields(plan):
+        value, least = getattr(plan, setting_.name), setting_.metadata.get("least")
         if least is not None and not (value >= least and math.isfinite(value)):
-            raise InputError(f"setting {own.name} is {value}; use {least:g} or more")
+            raise InputError(f"setting {setting_.name} is {value}; use {least:g} or more")
 
 
 def prepare(plan: LoopPlan, data: SelfData, folder: Path) -> None:

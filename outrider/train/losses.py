@@ -1,4 +1,4 @@
-"""How far a draft's next-token law q is from the target's p: the quantity that training lowers.
+"""How far a draft's next-token distribution q is from the target's p: the quantity that training lowers.
 
 Rows of logits in, one number a row out; at least float32 throughout, since differences of small probabilities vanish in
 half precision. Gradients reach q only. Divergences as in DistillSpec (arXiv 2310.08461), `tvdpp` arXiv 2403.00858.
@@ -41,7 +41,7 @@ def rkl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def jsd(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Jensen-Shannon divergence: the mean of both laws' divergences from their mean; at most log 2."""
+    """Jensen-Shannon divergence: the mean of both distributions' divergences from their mean; at most log 2."""
     log_p, log_q = _logs(p_logits, q_logits)
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
     return 0.5 * (_divergence(log_p, log_m) + _divergence(log_q, log_m))

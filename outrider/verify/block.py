@@ -11,11 +11,11 @@ every node of the chain, and a pass over the vocabulary for each prefix tried.
 
 from __future__ import annotations
 
-from outrider.errors import UnsupportedDraws
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, TokenTree
 from outrider.verify.residual import accept_ratio, after_rejection, point
-from outrider.verify.walk import follow
+from outrider.verify.walk import follow, refuse_several
 
 
 class Block:
@@ -26,12 +26,7 @@ class Block:
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict:
         if rows.greedy:
             return follow(tree, rows.argmax)
-        for node, draws in enumerate(tree.draws):
-            if len(draws) > 1:
-                raise UnsupportedDraws(
-                    f"block verification is for chains and node {node} has {len(draws)} draws; "
-                    "draft a chain, or verify with the traversal or invariant rule"
-                )
+        refuse_several(tree, "block verification takes one draw a node", "the traversal or invariant rule")
         return _verify(tree, rows, noise)
 
 

@@ -7,8 +7,9 @@ a node is the target's probability of its children. Costs one pass over the voca
 
 from __future__ import annotations
 
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import Law, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import Law, TokenTree
 from outrider.verify.walk import follow
 
 
@@ -20,6 +21,6 @@ class Invariant:
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict:
         if rows.greedy:
             return follow(tree, rows.argmax)
-        if (laws := rows.together()) is not None:
-            return follow(tree, noise.pick_rows(laws, tree).__getitem__)
-        return follow(tree, lambda node: noise.pick(rows.probs(node), tree.path_tokens(node)))
+        if (probs := rows.together()) is not None:
+            return follow(tree, noise.pick_rows(probs, tree).__getitem__)
+        return follow(tree, lambda node: rows.pick(node, tree.path_tokens(node), noise))

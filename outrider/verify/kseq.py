@@ -5,7 +5,7 @@ cannot have said. rho is the least factor that leaves that residual non-negative
 is then at least 1 - 1/e of the best that any rule can do with the same draws.
 
 Lossless for draws that all come from one row, repeated tokens and rows that sum below 1 included; a node of point
-masses is followed by the target's own draw. Other laws are refused: the residual counts on independence. A node costs
+masses is followed by the target's own draw. Other draws are refused: the residual counts on independence. A node costs
 a bisection over the sparse row, and a pass over the vocabulary where every draw failed.
 """
 
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree
 from outrider.verify.residual import accept_ratio, after_rejection, at_row
-from outrider.verify.walk import follow, refuse_other_laws
+from outrider.verify.walk import follow, follow_draws, refuse_other_laws
 
 _PRECISE = 1e-13  # width of the bracket around rho
 
@@ -35,11 +36,11 @@ class KSeq:
         if rows.greedy:
             return follow(tree, rows.argmax)
         refuse_other_laws(tree, self.name, self.honours)
-        return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
+        return follow_draws(tree, rows, noise, _choose)
 
 
 def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
-    """One token of law p, a drawn one where possible."""
+    """One token distributed as p, a drawn one where possible."""
     if not draws or (row := draws[0].row) is None:
         return noise.draw(p, node, len(draws))
     over = at_row(p, row)

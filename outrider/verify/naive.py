@@ -3,18 +3,19 @@
 The first sampled draw x is kept with probability min(1, p(x)/q(x)); else a token comes from norm([p - q]+), and the
 walk goes on if any child carries it. A yardstick for the rules that test every draw (as in arXiv 2305.09781).
 
-Lossless for every law whose first sampled draw was made from its own row without regard to the others: all but point
-masses ahead of rows that need not know them. Costs at most one rejection and one final draw a node.
+Lossless where the first sampled draw was made from its own row without regard to the others: for all draws but point
+masses ahead of rows that may hold them. Costs at most one rejection and one final draw a node.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, TokenTree
 from outrider.verify.residual import accept_ratio, after_rejection
-from outrider.verify.walk import follow, refuse_points_first
+from outrider.verify.walk import follow, follow_draws, refuse_points_first
 
 
 class Naive:
@@ -26,11 +27,11 @@ class Naive:
         if rows.greedy:
             return follow(tree, rows.argmax)
         refuse_points_first(tree)
-        return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
+        return follow_draws(tree, rows, noise, _choose)
 
 
 def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
-    """One token of law p, the first sampled one where possible."""
+    """One token distributed as p, the first sampled one where possible."""
     left = p
     for j, draw in enumerate(draws):
         if draw.row is None:

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import InputError, UnsupportedDraws
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree, law_of
+from outrider.core.errors import InputError, UnsupportedDraws
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree, law_of
 from outrider.verify.residual import accept_ratio, after_rejection, at_row
-from outrider.verify.walk import follow
+from outrider.verify.walk import follow, follow_draws
 
 SCHEMES = (Law.IID, Law.WITHOUT_REPLACEMENT, Law.TOP_PLUS_ONE)
 _POINTS, _STEP = 200, 0.25  # of the grid in log T: at least so many, at most so far apart
@@ -44,7 +45,7 @@ class Optimal:
                     f"the optimal rule takes the likeliest tokens and one sampled from the rest, and the draws of "
                     f"node {node} are {law_of(draws)}; grow top-plus-one trees, or verify with the recursive rule"
                 )
-        return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
+        return follow_draws(tree, rows, noise, _choose)
 
 
 def _points_and_one(draws: tuple[Draw, ...]) -> bool:
@@ -54,7 +55,7 @@ def _points_and_one(draws: tuple[Draw, ...]) -> bool:
 
 
 def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
-    """One token of law p. The sampled draw stands last; point masses are hit by the final draw."""
+    """One token distributed as p. The sampled draw stands last; point masses are hit by the final draw."""
     left = p
     if draws and (draw := draws[-1]).row is not None:
         if draw.token != NOTHING:

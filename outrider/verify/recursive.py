@@ -5,10 +5,10 @@ p_{j+1} = norm([p_j - q_j]+). Then one token is drawn from what is left; if it h
 is all that point masses need: they were chosen, not sampled, so they are never tested. In SpecInfer (arXiv 2305.09781)
 the rows are equal, in RSD and Sequoia (2402.14160, 2402.12374) each is the one before less its token.
 
-Lossless whenever each sampled draw's row is its law given the draws before it: one row or several sources, with or
-without replacement, repeated tokens, rows that sum below 1, drawn tokens that stand in no node. Point masses chosen
-before a single sampled draw that excludes them are fine for the same reason; other point masses ahead of sampled draws
-are refused, because nothing then shows that the row accounts for them. Costs a pass over the vocabulary for each
+Lossless whenever each sampled draw's row is its distribution given the draws before it: one row or several sources,
+with or without replacement, repeated tokens, rows that sum below 1, drawn tokens that stand in no node. Point masses
+chosen before a single sampled draw that excludes them are fine for the same reason; other point masses ahead of sampled
+draws are refused, because nothing then shows that the row accounts for them. Costs a pass over the vocabulary for each
 rejection and one for each final draw.
 """
 
@@ -19,10 +19,11 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree
 from outrider.verify.residual import accept_ratio, after_rejection, at_row
-from outrider.verify.walk import follow, refuse_points_first
+from outrider.verify.walk import follow, follow_draws, refuse_points_first
 
 
 class Recursive:
@@ -34,11 +35,11 @@ class Recursive:
         if rows.greedy:
             return follow(tree, rows.argmax)
         refuse_points_first(tree)
-        return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
+        return follow_draws(tree, rows, noise, _choose)
 
 
 def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
-    """One token of law p, a sampled one where possible."""
+    """One token distributed as p, a sampled one where possible."""
     left, mass = p, 1.0  # p_j = left / mass
     for j, draw in enumerate(draws):
         if draw.row is None:

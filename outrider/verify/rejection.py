@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from outrider.errors import UnsupportedDraws
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, TokenTree
 from outrider.verify.residual import accept_ratio, after_rejection
-from outrider.verify.walk import follow
+from outrider.verify.walk import follow, follow_draws, refuse_several
 
 
 class Rejection:
@@ -24,17 +24,12 @@ class Rejection:
     def verify(self, tree: TokenTree, rows: Rows, noise: Noise) -> Verdict:
         if rows.greedy:
             return follow(tree, rows.argmax)
-        for node, draws in enumerate(tree.draws):
-            if len(draws) > 1:
-                raise UnsupportedDraws(
-                    f"the rejection rule tests one draw a node and node {node} has {len(draws)}; "
-                    "draft a chain, or verify with the recursive or invariant rule"
-                )
-        return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
+        refuse_several(tree, "the rejection rule tests one draw a node", "the recursive or invariant rule")
+        return follow_draws(tree, rows, noise, _choose)
 
 
 def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
-    """One token of law p, the drawn one where possible."""
+    """One token distributed as p, the drawn one where possible."""
     if not draws or (row := draws[0].row) is None:
         return noise.draw(p, node, len(draws))  # nothing to be coupled to: a point mass is followed if it comes up
     if draws[0].token != NOTHING:

@@ -1,8 +1,8 @@
-"""Arithmetic of rejection: the acceptance ratio of one draw, and the target's law that is left after a rejection.
+"""Arithmetic of rejection: the acceptance ratio of one draw, and what a rejection leaves of the target's distribution.
 
-The law p_j after j - 1 rejections is carried as unnormalised weights and their sum, `left / mass`, so that a rejection
-touches only the tokens of the draft row: norm([p_j - q]+) has the weights [left - mass q]+. Works in the dtype of the
-target's row and on its device; one copy of the row a rejection.
+The distribution p_j after j - 1 rejections is carried as unnormalised weights and their sum, `left / mass`, so that a
+rejection touches only the tokens of the draft row: norm([p_j - q]+) has the weights [left - mass q]+. Works in the
+dtype of the target's row and on its device; one copy of the row a rejection.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import UnsupportedDraws
-from outrider.tree import Draw, QRow
+from outrider.core.errors import UnsupportedDraws
+from outrider.core.tree import Draw, QRow
 
 
 def accept_ratio(left: Tensor, mass: float, draw: Draw) -> float:
@@ -48,7 +48,7 @@ def after_rejection(left: Tensor, mass: float, row: QRow) -> tuple[Tensor, float
     ids, probs = (row.ids, row.probs) if inside.all() else (row.ids[inside], row.probs[inside])
     rest, total = (_on_host if left.device.type == "cpu" else _on_device)(left, mass, ids, probs)
     # Nothing left means p <= q everywhere, where a true rejection has probability 0: this one came from rounding, its
-    # chance is of that size, and keeping p is as close to the target's law as the numbers allow.
+    # chance is of that size, and keeping p is as close to the target's distribution as the numbers allow.
     return (rest, total) if total > 0.0 else (left, mass)
 
 

@@ -6,7 +6,7 @@ sets: this is the reference and upper bound for small vocabularies, not a rule f
 
 Lossless for point masses, independent drafts, drafts without replacement and top-plus-one; the rest is refused, and so
 are rows without replacement that may propose nothing. The solver's plan is scaled to be feasible exactly, so its
-tolerance costs acceptance, never the law. Needs scipy.
+tolerance costs acceptance, never exactness. Needs scipy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import InputError, MissingExtra, UnsupportedDraws
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree, law_of
-from outrider.verify.walk import follow, refuse_other_laws
+from outrider.core.errors import InputError, MissingExtra, UnsupportedDraws
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree, law_of
+from outrider.verify.walk import follow, follow_draws, refuse_other_laws
 
 MAX_VOCABULARY, MAX_SETS = 64, 5_000
 Tokens = frozenset[int]
@@ -47,11 +48,11 @@ class Transport:
         refuse_other_laws(tree, self.name, self.honours)
         for node, draws in enumerate(tree.draws):
             _refuse_unlikely(node, draws)
-        return follow(tree, lambda node: _choose(rows.probs(node), tree.draws[node], node, noise))
+        return follow_draws(tree, rows, noise, _choose)
 
 
 def _choose(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise) -> int:
-    """One token of law p, a drafted one as often as can be."""
+    """One token distributed as p, a drafted one as often as can be."""
     if not draws:
         return noise.draw(p, node, 0)
     if p.numel() > MAX_VOCABULARY:
@@ -73,17 +74,17 @@ def transport_acceptance(p: NDArray[np.float64], q: QRow, k: int, scheme: Law) -
         points, rest = q.ids[order[: k - 1]], q
         for token in points:
             rest = rest.without(int(token))
-        return transport(p, draft_law(rest, min(1, len(rest.ids)), Law.IID, frozenset(points.tolist()))).acceptance
-    return transport(p, draft_law(q, k, scheme)).acceptance
+        return transport(p, draft_probs(rest, min(1, len(rest.ids)), Law.IID, frozenset(points.tolist()))).acceptance
+    return transport(p, draft_probs(q, k, scheme)).acceptance
 
 
-def draft_law(row: QRow, k: int, scheme: Law, points: Tokens = frozenset()) -> dict[Tokens, float]:
-    """The law of the set of drafted tokens: k draws from `row`, iid or without replacement, beside point masses."""
-    law: dict[Tokens, float] = {points: 1.0}
+def draft_probs(row: QRow, k: int, scheme: Law, points: Tokens = frozenset()) -> dict[Tokens, float]:
+    """How likely each set of drafted tokens is: k draws from `row`, iid or without replacement, beside point masses."""
+    sets: dict[Tokens, float] = {points: 1.0}
     lacking = max(0.0, 1.0 - float(row.probs.sum()))
     for _ in range(k):
         grown: dict[Tokens, float] = {}
-        for tokens, weight in law.items():
+        for tokens, weight in sets.items():
             q = row
             if scheme is Law.WITHOUT_REPLACEMENT:
                 for token in tokens:
@@ -93,10 +94,10 @@ def draft_law(row: QRow, k: int, scheme: Law, points: Tokens = frozenset()) -> d
             for token, probability in zip(q.ids.tolist(), q.probs.tolist(), strict=True):
                 more = tokens | {token}
                 grown[more] = grown.get(more, 0.0) + weight * probability
-        law = grown
-        if len(law) > MAX_SETS:
+        sets = grown
+        if len(sets) > MAX_SETS:
             raise InputError(f"more than {MAX_SETS} sets of drafts; take fewer draws or a smaller vocabulary")
-    return law
+    return sets
 
 
 def transport(p: NDArray[np.float64], drafts: Mapping[Tokens, float]) -> Plan:
@@ -148,11 +149,11 @@ def _plan_for(
     p: tuple[float, ...], ids: tuple[int, ...], probs: tuple[float, ...], k: int, law: Law, points: Tokens
 ) -> Plan:
     row = QRow(np.array(ids, dtype=np.int64), np.array(probs))
-    return transport(np.array(p), draft_law(row, k, law, points))
+    return transport(np.array(p), draft_probs(row, k, law, points))
 
 
 def _refuse_unlikely(node: int, draws: tuple[Draw, ...]) -> None:
-    """Draws that their row cannot have made, and rows whose law cannot be told from the draws."""
+    """Draws that their row cannot have made, and rows for which the draws do not tell how they were made."""
     for draw in draws:
         if draw.row is not None and draw.token != NOTHING and draw.row.prob(draw.token) <= 0.0:
             raise UnsupportedDraws(

@@ -1,22 +1,24 @@
 """Traversal verification for trees: from the leaves to the root, with weights of whole sequences (arXiv 2505.12398).
 
-A node is entered with a weight a, the share of the target's law below it that is still to be said there. Each child x
-is entered with min(1, a P(x)/Q(x)); if nothing below it is kept, S = sum [a P - Q]+ gives the node's new weight
-S / (S + 1 - a) and residual law norm([a P - Q]+). When all draws have failed the node itself is kept with its weight,
-and the next token comes from its residual. Keeping a node keeps its path. On a chain this is block verification.
+A node is entered with a weight a, the share of the target's probability below it that is still to be emitted there.
+Each child x is entered with min(1, a P(x)/Q(x)); if nothing below it is kept, S = sum [a P - Q]+ gives the node's new
+weight S / (S + 1 - a) and residual norm([a P - Q]+). When all draws have failed the node itself is kept with its
+weight, and the next token comes from its residual. Keeping a node keeps its path. On a chain this is block
+verification.
 
-Lossless whenever each sampled draw's row is its law given the draws before it, as for the recursive rule: with or
-without replacement, several sources, repeated tokens, rows that sum below 1. Point masses are tested after the sampled
-draws, as the one-token rows that they are; point masses ahead of sampled draws that need not know them are refused.
-Needs the target's row at every node entered and costs a pass over the vocabulary for each draw that fails.
+Lossless whenever each sampled draw's row is its distribution given the draws before it, as for the recursive rule: with
+or without replacement, several sources, repeated tokens, rows that sum below 1. Point masses are tested after the
+sampled draws, as the one-token rows that they are; point masses ahead of sampled draws whose rows may hold them are
+refused. Needs the target's row at every node entered and costs a pass over the vocabulary for each draw that fails.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, TokenTree
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, TokenTree
 from outrider.verify.residual import accept_ratio, after_rejection, point
 from outrider.verify.walk import follow, refuse_points_first
 

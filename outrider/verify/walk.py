@@ -1,6 +1,7 @@
 """The walk that the token-level rules share: choose a token at a node, follow the child that carries it, repeat.
 
 Only how the token is chosen differs between rules; the target's rows are asked for along the path and nowhere else.
+Also how rules refuse draws for which they are not exact.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from outrider.errors import UnsupportedDraws
-from outrider.protocols import Verdict
-from outrider.tree import NOTHING, Draw, Law, TokenTree, law_of
+from torch import Tensor
+
+from outrider.core.errors import UnsupportedDraws
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, TokenTree, law_of
 
 
 def follow(tree: TokenTree, choose: Callable[[int], int]) -> Verdict:
     """Walk from node 0 while the chosen token has a child; one choice a node, however many paths run through it.
 
-    Greedy decoding is `follow(tree, rows.argmax)` for every rule: the target's law is a point mass, so how the
+    Greedy decoding is `follow(tree, rows.argmax)` for every rule: the target's distribution is a point mass, so how the
     candidates were drawn cannot matter.
     """
     node = 0
@@ -30,10 +34,25 @@ def follow(tree: TokenTree, choose: Callable[[int], int]) -> Verdict:
         node = child
 
 
+Choose = Callable[[Tensor, tuple[Draw, ...], int, Noise], int]  # the target's row, a node's draws, the node, noise
+
+
+def follow_draws(tree: TokenTree, rows: Rows, noise: Noise, choose: Choose) -> Verdict:
+    """The walk of a rule that chooses each node's token from the target's row there and the node's draws."""
+    return follow(tree, lambda node: choose(rows.probs(node), tree.draws[node], node, noise))
+
+
+def refuse_several(tree: TokenTree, rule: str, remedy: str) -> None:
+    """Raise for a node with more than one draw."""
+    for node, draws in enumerate(tree.draws):
+        if len(draws) > 1:
+            raise UnsupportedDraws(f"{rule} and node {node} has {len(draws)}; draft a chain, or verify with {remedy}")
+
+
 def refuse_other_laws(tree: TokenTree, name: str, honours: frozenset[Law]) -> None:
     """Raise for a node whose draws the rule does not honour, whether or not the walk would come by.
 
-    A single draw and several from one row object are known at sight; naming the law of every node costs more.
+    A single draw and several from one row object are recognised first, since computing every node's law costs more.
     """
     for node, draws in enumerate(tree.draws):
         if len(draws) < 2 or (Law.IID in honours and all(a.row is b.row for a, b in pairwise(draws))):
@@ -47,9 +66,9 @@ def refuse_other_laws(tree: TokenTree, name: str, honours: frozenset[Law]) -> No
 
 
 def refuse_points_first(tree: TokenTree) -> None:
-    """Raise where point masses stand ahead of sampled draws whose row need not know them."""
+    """Raise where point masses stand ahead of sampled draws whose rows may hold them."""
     for node, draws in enumerate(tree.draws):
-        # Only a point mass ahead of a sampled draw can make the law OTHER; naming the law of every node costs more.
+        # Only a point mass ahead of a sampled draw can make the law OTHER; computing it for every node costs more.
         if len(draws) > 1 and _point_first(draws) and law_of(draws) is Law.OTHER:
             raise UnsupportedDraws(
                 f"node {node} has point masses ahead of sampled draws; put the sampled draws first, "

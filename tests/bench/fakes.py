@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outrider.bench.contenders import Contender, Run
-from outrider.generation import Stats
-from outrider.params import SamplingParams
+from outrider.core.generation import Stats
+from outrider.core.params import SamplingParams
 
 PREFILL_S = 5.0
 

@@ -12,11 +12,12 @@ import torch
 from outrider.bench.contenders import Contender, run_engine
 from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.fixed import Fixed
+from outrider.core.engine import Engine
+from outrider.core.protocols import Context, Recipe
+from outrider.core.records import Budget, Needs, Piece, Scores, Traits, Verdict
+from outrider.core.tree import Law, TokenTree
 from outrider.draft.forced import Forced
-from outrider.engine import Engine
-from outrider.prompts import Message
-from outrider.protocols import Budget, Context, Recipe, Traits, Verdict
-from outrider.tree import Law, TokenTree
+from outrider.store.prompts import Message
 from outrider.verify.invariant import Invariant
 
 PREFILL_S, VERIFY_S = 100.0, 1.0
@@ -43,13 +44,9 @@ class TimedTarget(ToyTarget):
     def traits(self) -> Traits:
         return self.named
 
-    def prefill(self, *args: Any, **kwargs: Any) -> Any:
-        self.clock.pass_(PREFILL_S)
-        return super().prefill(*args, **kwargs)
-
-    def verify(self, *args: Any, **kwargs: Any) -> Any:
-        self.clock.pass_(VERIFY_S)
-        return super().verify(*args, **kwargs)
+    def run(self, pieces: Sequence[Piece], needs: Needs) -> list[Scores]:
+        self.clock.pass_(PREFILL_S if pieces[0].tree is None else VERIFY_S)
+        return super().run(pieces, needs)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from typer.testing import CliRunner, Result
 from outrider import methods
 from outrider.cli import app
 from outrider.control.fixed import Fixed
-from outrider.draft.prompt_lookup import PromptLookup
+from outrider.core.protocols import Recipe
+from outrider.core.records import Budget
+from outrider.draft.lookup.prompt_lookup import PromptLookup
 from outrider.methods import Options
-from outrider.protocols import Budget, Recipe
 from outrider.verify.invariant import Invariant
 
 FIGURES = {
@@ -119,7 +120,7 @@ def interrupting() -> Iterator[str]:
     steps = 0
 
     class Pressing(PromptLookup):
-        def observe(self, slot: int, record: Any) -> None:
+        def observe(self, slots: Sequence[int], records: Any) -> None:
             nonlocal steps
             steps += 1
             if steps > 20:  # 8 of the warm-up, 8 of the first prompt, then in the second
@@ -131,7 +132,7 @@ def interrupting() -> Iterator[str]:
     )  # fmt: skip
     methods.register(info)
     yield info.name
-    methods._METHODS.pop(info.name)
+    methods.registry._METHODS.pop(info.name)
 
 
 def test_ctrl_c_leaves_a_valid_partial_result_and_status_130(

@@ -12,10 +12,10 @@ import pytest
 from outrider.bench.compare import Plan, batches, compare, order, per_group
 from outrider.bench.contenders import Contender, Run, parse_specs
 from outrider.bench.figures import interval, median_ratio, pooled_ratio, result
-from outrider.errors import InputError, UnknownName
-from outrider.generation import Stats
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
+from outrider.core.errors import InputError, UnknownName
+from outrider.core.generation import Stats
+from outrider.core.params import SamplingParams
+from outrider.store.prompts import Prompt
 from tests.bench.stage import PREFILL_S, VERIFY_S, Coupled, Gullible, SlowController, Stage
 
 PROMPTS = [Prompt("one", ("aab",), category="qa"), Prompt("two", ("cde",), category="rag")]

@@ -12,13 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from outrider.bench import inflate as module
-from outrider.bench.inflate import Shape, difference, inflate
+from outrider.bench.inflate import ModelShape, difference, inflate
 from outrider.cli import app
-from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import load_model
+from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 
-SMALL = Shape(hidden=24, layers=2, heads=6, key_heads=2, head_dim=8, mlp=20)
+SMALL = ModelShape(hidden=24, layers=2, heads=6, key_heads=2, head_dim=8, mlp=20)
 
 
 def tiny(**extra: Any) -> LlamaForCausalLM:
@@ -46,23 +46,23 @@ def tiny(**extra: Any) -> LlamaForCausalLM:
 )  # fmt: skip
 def test_the_same_logits_to_rounding(grown: dict[str, int]) -> None:
     model = tiny()
-    shape = Shape(**{**{f: getattr(SMALL, f) for f in SMALL.__slots__}, **grown})
+    shape = ModelShape(**{**{f: getattr(SMALL, f) for f in SMALL.__slots__}, **grown})
     big = inflate(model, shape)
-    assert Shape.of(big.config) == shape
+    assert ModelShape.of(big.config) == shape
     worst, agree = difference(model, big)
     assert worst < 1e-5 and agree == 1.0  # transformers' norms compute in float32
 
 
-WIDE = Shape(hidden=48, layers=4, heads=12, key_heads=3, head_dim=16, mlp=40)
+WIDE = ModelShape(hidden=48, layers=4, heads=12, key_heads=3, head_dim=16, mlp=40)
 
 
 def test_free_weights_are_noise_of_ordinary_scale() -> None:
     model = tiny()
     big = inflate(model, WIDE)
     for name in ("q_proj", "k_proj", "v_proj"):
-        own = getattr(big.model.layers[3].self_attn, name).weight
-        assert 0.5 < float(own.std() / getattr(model.model.layers[1].self_attn, name).weight.std()) < 2
-        assert not (own == 0).any()
+        filled = getattr(big.model.layers[3].self_attn, name).weight
+        assert 0.5 < float(filled.std() / getattr(model.model.layers[1].self_attn, name).weight.std()) < 2
+        assert not (filled == 0).any()
     assert big.lm_head.weight is not big.get_input_embeddings().weight
     assert not (big.lm_head.weight == 0).any()
 
@@ -95,15 +95,15 @@ def test_old_heads_in_another_group_are_caught(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_cannot_be_inflated_is_refused() -> None:
     with pytest.raises(InputError, match="hidden 16 is below"):
-        inflate(tiny(), Shape(16, 2, 6, 2, 8, 20))
+        inflate(tiny(), ModelShape(16, 2, 6, 2, 8, 20))
     with pytest.raises(InputError, match="multiple of 8"):
-        inflate(tiny(), Shape(24, 2, 6, 2, 12, 20))
+        inflate(tiny(), ModelShape(24, 2, 6, 2, 12, 20))
     with pytest.raises(InputError, match="rotary"):
         inflate(tiny(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), SMALL)
 
 
 def test_the_embedded_model_at_the_shape_of_a_larger_one(smollm2: Any) -> None:
-    shape = Shape(hidden=768, layers=31, heads=16, key_heads=4, head_dim=128, mlp=2048)
+    shape = ModelShape(hidden=768, layers=31, heads=16, key_heads=4, head_dim=128, mlp=2048)
     worst, agree = difference(smollm2.model, inflate(smollm2.model, shape), rows=24)
     assert worst < 1e-4 and agree == 1.0
 
@@ -117,7 +117,7 @@ def test_the_command_writes_a_model_folder(tmp_path: Path) -> None:
     made = json.loads(done.stdout)
     assert made["difference"] < 1e-4 and made["same_token"] == 1.0
     loaded = load_model(tmp_path / "big", dtype="float32", device="cpu").model
-    assert Shape.of(loaded.config) == Shape(48, 3, 6, 2, 8, 20)
+    assert ModelShape.of(loaded.config) == ModelShape(48, 3, 6, 2, 8, 20)
     assert difference(load_model(tmp_path / "small", device="cpu").model, loaded)[0] < 1e-4
 
 
@@ -150,8 +150,8 @@ def unrolled(net: Eagle3Layer, features: torch.Tensor, embedded: torch.Tensor) -
 
 
 @pytest.mark.parametrize("rank", [0, 5])
-@pytest.mark.parametrize("grown", [WIDE, Shape(30, 2, 10, 2, 8, 20), Shape(24, 2, 6, 2, 32, 90)])
-def test_a_widened_drafter_says_the_same(grown: Shape, rank: int) -> None:
+@pytest.mark.parametrize("grown", [WIDE, ModelShape(30, 2, 10, 2, 8, 20), ModelShape(24, 2, 6, 2, 32, 90)])
+def test_a_widened_drafter_says_the_same(grown: ModelShape, rank: int) -> None:
     net = drafter(rank)
     wide = module.inflate_drafter(net, grown)
     assert wide.shape.hidden == grown.hidden and wide.shape.intermediate == max(grown.mlp, 30)
@@ -187,22 +187,24 @@ def test_free_weights_of_a_widened_drafter_are_noise() -> None:
 def test_a_drafter_of_its_own_size_reads_the_first_dimensions_of_a_wider_target() -> None:
     """On the inflated model it drafts what it drafts on the small one."""
     from outrider.control.fixed import Fixed
-    from outrider.draft.eagle3 import Eagle3Source
+    from outrider.core.engine import Engine
+    from outrider.core.protocols import Recipe
+    from outrider.core.records import Budget
+    from outrider.core.sampling import SamplingParams
+    from outrider.draft.feature.eagle3 import Eagle3Source
     from outrider.draft.grown import Grown
-    from outrider.engine import Engine
     from outrider.grow.topk import TopK
-    from outrider.protocols import Budget, Recipe
-    from outrider.sampling import SamplingParams
-    from outrider.target.eager import TransformersTarget
+    from outrider.runtime.layers.plain import PlainDriver
+    from outrider.runtime.targets import eager_target
     from outrider.verify.invariant import Invariant
 
     model, net = tiny().float(), drafter().float()
     big = inflate(model, WIDE)
     results = []
-    for target, own in ((model, net), (big, net), (big, module.inflate_drafter(net, WIDE))):
-        source = Eagle3Source(own, target.get_input_embeddings())
+    for target, layer in ((model, net), (big, net), (big, module.inflate_drafter(net, WIDE))):
+        source = Eagle3Source(PlainDriver(layer, target.get_input_embeddings()))
         recipe = Recipe("eagle3", Grown(source, TopK(depth=4)), Invariant(), Fixed(Budget(12, 4)))
-        engine = Engine(TransformersTarget(target, max_slots=1), recipe, strict=True)
+        engine = Engine(eager_target(target, max_slots=1), recipe, strict=True)
         made = engine.submit([1, 2, 3, 4, 5], SamplingParams(max_new_tokens=24)).result()
         results.append((made.token_ids, made.stats.drafted, made.stats.accepted))
     assert results[0] == results[1] == results[2] and results[0][1] > 50

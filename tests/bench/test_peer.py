@@ -10,7 +10,7 @@ import pytest
 
 from outrider.bench.compare import Unsupported
 from outrider.bench.peer import WORKER, PeerError, PeerProcess, PeerRunner, asked, trim
-from outrider.params import SamplingParams
+from outrider.core.params import SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=6, seed=1)
 ADAPTER = """

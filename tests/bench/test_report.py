@@ -19,11 +19,11 @@ from outrider.bench import report
 from outrider.bench.compare import Plan, compare
 from outrider.bench.figures import result
 from outrider.bench.machine import machine
-from outrider.errors import InputError, MissingExtra
-from outrider.files import write_atomic
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
-from outrider.protocols import Traits
+from outrider.core.errors import InputError, MissingExtra
+from outrider.core.files import write_atomic
+from outrider.core.params import SamplingParams
+from outrider.core.records import Traits
+from outrider.store.prompts import Prompt
 from tests.bench.stage import Gullible, Stage
 
 VOID = {"meta", "img", "br"}

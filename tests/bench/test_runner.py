@@ -16,9 +16,9 @@ from outrider.bench.figures import median_round, result
 from outrider.bench.journal import FILE, Journal
 from outrider.bench.runner import Bench, read, results, run
 from outrider.bench.suites import Suite
-from outrider.errors import InputError
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
+from outrider.core.errors import InputError
+from outrider.core.params import SamplingParams
+from outrider.store.prompts import Prompt
 from tests.bench.fakes import PREFILL_S, system
 from tests.bench.stage import Stage
 

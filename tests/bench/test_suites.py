@@ -11,7 +11,7 @@ import pytest
 
 from outrider.bench import suites
 from outrider.bench.suites import CONTEXTS, find, long_context, synthetic, traffic
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
 
 ROW = '{"question_id": 81, "category": "writing", "turns": ["Hello", "And then?"]}\n'
 

@@ -16,9 +16,9 @@ from outrider.bench import diff, steps, summary
 from outrider.bench.journal import Journal
 from outrider.bench.runner import Bench, results, run
 from outrider.bench.suites import Suite
-from outrider.errors import InputError
-from outrider.params import SamplingParams
-from outrider.prompts import Prompt
+from outrider.core.errors import InputError
+from outrider.core.params import SamplingParams
+from outrider.store.prompts import Prompt
 from tests.bench.fakes import system
 from tests.bench.stage import Stage
 from tests.bench.test_report import Page

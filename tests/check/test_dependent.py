@@ -8,7 +8,7 @@ from outrider.check.bugs import BUGS
 from outrider.check.dependent import examine
 from outrider.check.toy_methods import coupled_methods, one_a_family, toy_recipe, toy_target
 from outrider.methods import find
-from outrider.recipes import RECIPES
+from outrider.methods.recipes import RECIPES
 
 PLANTED = BUGS["noise-by-step"]
 

@@ -1,4 +1,4 @@
-"""The kit itself: known laws come out right, misuse of noise is an error, and planted bugs are caught."""
+"""The kit itself: known distributions come out right, misuse of noise is an error, and planted bugs are caught."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.check.drawings import DRAWINGS, Drawing, Proposals, Sample, draw_tree
+from outrider.check.drawings import DRAWINGS, Drawing, DrawnTokens, Sample, draw_tree
 from outrider.check.enumeration import Branches, HiddenRandomness, ReusedNoise, branches, outcomes
-from outrider.check.exhaustive import CASES, CONTEXT, examine, plain_law
+from outrider.check.exhaustive import CASES, CONTEXT, examine, plain_distribution
 from outrider.check.toy import TableRows, ToyLM
-from outrider.errors import InputError
-from outrider.noise import text_hash
-from outrider.protocols import Noise, Rows, Verdict
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree
+from outrider.core.errors import InputError
+from outrider.core.noise import text_hash
+from outrider.core.protocols import Noise, Rows
+from outrider.core.records import Verdict
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree
 from outrider.verify.recursive import Recursive
 from outrider.verify.residual import accept_ratio, after_rejection
 from outrider.verify.walk import follow
@@ -23,12 +24,12 @@ GENERIC = CASES[0]
 WAYS = {drawing.name: drawing for drawing in DRAWINGS}
 
 
-def test_two_coins_have_the_law_of_two_coins() -> None:
-    law = outcomes(lambda paths: paths.noise().coin(0.25, 0, 0) + paths.noise().coin(0.5, 0, 1))
-    assert law == pytest.approx({0: 0.375, 1: 0.5, 2: 0.125})
+def test_two_coins_have_the_distribution_of_two_coins() -> None:
+    probs = outcomes(lambda paths: paths.noise().coin(0.25, 0, 0) + paths.noise().coin(0.5, 0, 1))
+    assert probs == pytest.approx({0: 0.375, 1: 0.5, 2: 0.125})
 
 
-def test_a_process_that_stops_at_random_has_its_law() -> None:
+def test_a_process_that_stops_at_random_has_its_distribution() -> None:
     def tails_before_heads(paths: Branches) -> int:
         noise = paths.noise()
         return next((i for i in range(5) if noise.coin(0.5, 0, i)), 5)
@@ -45,7 +46,7 @@ def test_draws_and_picks_follow_their_weights_and_never_what_has_none() -> None:
     assert outcomes(lambda paths: paths.noise().coin(0.0, 0, 0)) == {False: 1.0}
 
 
-def test_plain_decoding_of_a_toy_model_has_the_product_law() -> None:
+def test_plain_decoding_of_a_toy_model_has_the_product_distribution() -> None:
     lm = ToyLM(3, seed=4)
 
     def plain(paths: Branches) -> tuple[int, ...]:
@@ -55,8 +56,8 @@ def test_plain_decoding_of_a_toy_model_has_the_product_law() -> None:
             text.append(noise.pick(torch.tensor(lm.probs(text)), ()))
         return tuple(text[len(CONTEXT) :])
 
-    law = outcomes(plain)
-    assert len(law) == 27 and law == pytest.approx(plain_law(lm, 3))
+    probs = outcomes(plain)
+    assert len(probs) == 27 and probs == pytest.approx(plain_distribution(lm, 3))
 
 
 def test_one_key_for_two_decisions_is_an_error_within_a_step_only() -> None:
@@ -76,8 +77,8 @@ def test_the_targets_noise_behind_one_text_is_for_one_token() -> None:
 
     with pytest.raises(ReusedNoise, match="target"):
         outcomes(lambda paths: (after(paths, [4, 5, 6], [7]), after(paths, [4, 5, 6, 7], [])))
-    law = outcomes(lambda paths: (after(paths, [4, 5, 6], [7]), after(paths, [4, 5, 6], [8])))
-    assert set(law.values()) == {0.25}
+    probs = outcomes(lambda paths: (after(paths, [4, 5, 6], [7]), after(paths, [4, 5, 6], [8])))
+    assert set(probs.values()) == {0.25}
 
 
 def test_a_key_that_may_come_again_brings_the_bits_of_the_first_time() -> None:
@@ -87,8 +88,8 @@ def test_a_key_that_may_come_again_brings_the_bits_of_the_first_time() -> None:
     assert outcomes(coins, shared=True) == pytest.approx({(True, True): 0.25, (False, True): 0.25, (False, False): 0.5})
 
     def draws(paths: Branches) -> tuple[int, int, int]:
-        laws = np.array([1.0, 3.0]), np.array([0.0, 1.0, 1.0]), np.array([1.0, 1.0, 2.0])
-        return tuple(paths.noise().draw(law, 0, 0) for law in laws)
+        weights = np.array([1.0, 3.0]), np.array([0.0, 1.0, 1.0]), np.array([1.0, 1.0, 2.0])
+        return tuple(paths.noise().draw(row, 0, 0) for row in weights)
 
     want = {(0, 1, 0): 0.25, (1, 1, 1): 0.25, (1, 2, 2): 0.5}
     assert outcomes(draws, shared=True) == pytest.approx(want)
@@ -131,7 +132,7 @@ def test_drawings_make_the_laws_that_they_are_named_after(drawing: Drawing) -> N
         assert tree.law(0) is drawing.law or (drawing.law is Law.WITHOUT_REPLACEMENT and not taken)
 
 
-def test_the_second_draw_without_replacement_has_the_reduced_law() -> None:
+def test_the_second_draw_without_replacement_has_the_reduced_distribution() -> None:
     def run(paths: Branches) -> tuple[int, ...]:
         tree = draw_tree(WAYS["without replacement"], (2,), GENERIC.draft, GENERIC.second, CONTEXT, paths.noise())
         return tuple(d.token for d in tree.draws[0])
@@ -228,7 +229,7 @@ def never_normalises(p: Tensor, draws: tuple[Draw, ...], node: int, noise: Noise
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
-def test_a_planted_bug_shows_in_the_output_law(bug: Choose, way: str, shape: tuple[int, ...]) -> None:
+def test_a_planted_bug_shows_in_the_output_distribution(bug: Choose, way: str, shape: tuple[int, ...]) -> None:
     assert examine(Broken(faithful), WAYS[way], shape, GENERIC).passed
     assert examine(Broken(bug), WAYS[way], shape, GENERIC).difference > 0.01
 
@@ -273,9 +274,9 @@ def test_a_decision_for_each_path_instead_of_each_node_is_caught() -> None:
 
 
 def test_dropping_an_unlikely_draw_is_caught() -> None:
-    def drop_unlikely(first: QRow, second: QRow, count: int, sample: Sample) -> Proposals:
+    def drop_unlikely(first: QRow, second: QRow, count: int, sample: Sample) -> DrawnTokens:
         """E5: what was drawn decides whether it is proposed."""
-        draws: Proposals = [(sample(first), first) for _ in range(count)]
+        draws: DrawnTokens = [(sample(first), first) for _ in range(count)]
         return [(token, row) for token, row in draws if first.prob(token) >= 0.4]
 
     for shape in ((1, 1), (2, 1)):

@@ -11,13 +11,14 @@ from outrider import methods
 from outrider.check import bugs, gate
 from outrider.check.gate import Outcome, Size, check
 from outrider.control.fixed import Fixed
-from outrider.draft.prompt_lookup import PromptLookup
-from outrider.errors import UnknownName
+from outrider.core.errors import UnknownName
+from outrider.core.protocols import Noise, Recipe, Rows
+from outrider.core.records import Budget, Verdict
+from outrider.core.tree import Law, TokenTree
+from outrider.draft.lookup.prompt_lookup import PromptLookup
 from outrider.methods import MethodInfo
 from outrider.models import LoadedModel
-from outrider.protocols import Budget, Noise, Recipe, Rows, Verdict
-from outrider.target.openvino import OpenVINOTarget
-from outrider.tree import Law, TokenTree
+from outrider.runtime.slots import SlotTarget
 from outrider.verify.rejection import Rejection
 
 TINY = Size(3, 24, 20, 5, 16, 16, 60, 3, thorough=False)
@@ -122,8 +123,8 @@ def test_evidence_is_complete(tiny_llama: LoadedModel) -> None:
     names = {s["name"] for s in martingale["statistics"]}
     assert {"first draft accepted", "log q/p", "min(1, q/p)", "log p", "quantile, repeating"} <= names
     assert parts["exhaustive"]["outcomes"] > 0 and not parts["exhaustive"]["failures"]
-    assert [own["method"] for own in parts["dependent"]["methods"]] == ["prompt-lookup", "draft-model"]
-    assert all(own["outcomes"] > 0 and own["difference"] < 1e-9 for own in parts["dependent"]["methods"])
+    assert [found["method"] for found in parts["dependent"]["methods"]] == ["prompt-lookup", "draft-model"]
+    assert all(found["outcomes"] > 0 and found["difference"] < 1e-9 for found in parts["dependent"]["methods"])
     assert report.settings["seed"] == 1 and report.settings["verifier"] == "rejection"
 
 
@@ -152,7 +153,7 @@ def test_lossy_acceptance_is_refuted(tiny_llama: LoadedModel, monkeypatch: pytes
 
     info = MethodInfo("typical", "", "-", "test", False, "nothing", _NoOptions, build)
     methods.table()  # loaded first, or it would not be added to
-    monkeypatch.setitem(methods._METHODS, "typical", info)
+    monkeypatch.setitem(methods.registry._METHODS, "typical", info)
     report = check(tiny_llama, "typical", size=replace(TINY, sampled=48))  # at 16 texts |z| is about 5, and 4.2 refutes
     refuted = {part.name for part in report.parts if part.outcome is Outcome.REFUTED}
     assert {"exhaustive", "martingale"} <= refuted
@@ -186,14 +187,14 @@ def test_interrupt_keeps_the_evidence_so_far(tiny_llama: LoadedModel) -> None:
 
 def test_bugs_are_taken_out_again() -> None:
     recipe = Recipe("x", None, Rejection(), Fixed(Budget(0, 0)))
-    target = object.__new__(OpenVINOTarget)  # it inherits what some bugs replace
+    target = object.__new__(SlotTarget)
     for bug in bugs.named(bugs.ALL):
         owner, name, _ = bug.place(recipe, target)
-        right, own = getattr(owner, name), name in vars(owner)
+        right, defined = getattr(owner, name), name in vars(owner)
         with pytest.raises(ZeroDivisionError), bug.planted(recipe, target):
             assert getattr(owner, name) is not right
             raise ZeroDivisionError
-        assert getattr(owner, name) is right and (name in vars(owner)) == own
+        assert getattr(owner, name) is right and (name in vars(owner)) == defined
 
 
 def test_unknown_bug_lists_the_known_ones() -> None:

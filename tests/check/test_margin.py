@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.check.margin import boundary, race_margin
-from outrider.params import SamplingParams
-from outrider.sampling import keep_min_p, keep_top_k, keep_top_p
+from outrider.core.params import SamplingParams
+from outrider.core.warping import keep_min_p, keep_top_k, keep_top_p
 
 SIZE = 24
 
@@ -32,6 +32,9 @@ def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Generator]:
     top_p=st.sampled_from([1.0, 0.9, 0.5]),
     min_p=st.sampled_from([0.0, 0.05, 0.3]),
 )
+@example(413, 3, 0.5, 0.0)  # the likeliest token is passed, and the one that passes it is enough alone
+@example(112, 10, 0.5, 0.0)
+@example(155, 0, 0.5, 0.0)
 def test_smaller_changes_never_move_the_choice(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
     scores, waits, generator = drawn(seed)

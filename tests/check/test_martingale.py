@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.check.martingale import ACCEPTED, Martingale, draws_along, law_if_wrong
-from outrider.noise import VERIFY, StreamNoise
-from outrider.protocols import Scores, StepRecord, Verdict
-from outrider.tree import Draw, QRow, chain
+from outrider.check.martingale import ACCEPTED, Martingale, distribution_if_wrong, draws_along
+from outrider.core.noise import VERIFY, StreamNoise
+from outrider.core.records import Scores, StepRecord, Verdict
+from outrider.core.tree import Draw, QRow, chain
 from outrider.verify import rejection
 from outrider.verify.rejection import Rejection
 
@@ -85,9 +85,9 @@ def test_draws_are_lined_up_with_the_tokens_they_decided() -> None:
     assert draws_along([step, cut], "rejection") == [*tree.draws[:3], *tree.draws[:2]]
 
 
-def test_law_if_wrong_is_the_law_of_the_bug() -> None:
+def test_distribution_if_wrong_is_the_distribution_of_the_bug() -> None:
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
     want = np.array([0.1, 0.1, 0.2]) + 0.6 * p  # accepted, or rejected and drawn afresh
     draws = [Draw(0, 1, QRow(np.arange(3), q))]
-    assert np.allclose(law_if_wrong(p, draws), want) and np.isclose(want.sum(), 1)
-    assert np.allclose(law_if_wrong(p, []), p)
+    assert np.allclose(distribution_if_wrong(p, draws), want) and np.isclose(want.sum(), 1)
+    assert np.allclose(distribution_if_wrong(p, []), p)

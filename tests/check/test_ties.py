@@ -9,8 +9,8 @@ from scipy.stats import poisson
 
 from outrider.check.reference import Answer, Job, Plain
 from outrider.check.ties import Comparison, Precision, measure, poisson_limit
+from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel
-from outrider.params import SamplingParams
 
 
 def nobody(label: str, tokens: int) -> None:

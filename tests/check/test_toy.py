@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from outrider.check.toy import ToyLM, ToySource, ToyTarget
-from outrider.protocols import Needs
-from outrider.tree import chain, from_paths, root
+from outrider.core.records import NO_NEEDS, Needs, Piece
+from outrider.core.schedule import run_all, run_texts
+from outrider.core.tree import chain, from_paths, root
 
 LM = ToyLM(4, seed=1)
 
@@ -16,14 +17,14 @@ LM = ToyLM(4, seed=1)
 def ready(prompt: Sequence[int] = (0, 1, 2), **options: int) -> tuple[ToyTarget, int]:
     target = ToyTarget(LM, **options)
     slot = target.acquire()
-    list(target.prefill([slot], [prompt], Needs()))
+    run_all(target, [(slot, prompt[:-1])])
     return target, slot
 
 
-def test_verify_rows_are_the_laws_after_each_nodes_own_path_and_commit_keeps_the_path() -> None:
+def test_verify_rows_are_the_distributions_after_each_nodes_own_path_and_commit_keeps_the_path() -> None:
     target, slot = ready()
     tree = from_paths(2, [[1, 3], [0]])
-    (scores,) = target.verify([slot], [tree], Needs())
+    (scores,) = target.run([Piece(slot, tree=tree)], NO_NEEDS)
     assert scores.logits is not None
     for node in range(len(tree)):
         expected = LM.probs([0, 1, 2, *tree.path_tokens(node)])
@@ -34,17 +35,18 @@ def test_verify_rows_are_the_laws_after_each_nodes_own_path_and_commit_keeps_the
 
 def test_a_tree_grown_level_by_level_gives_only_the_new_rows() -> None:
     target, slot = ready()
-    target.verify([slot], [chain(2, [1])], Needs())
-    (rest,) = target.verify([slot], [chain(2, [1, 3])], Needs(), done=[2])
+    target.run([Piece(slot, tree=chain(2, [1]))], NO_NEEDS)
+    (rest,) = target.run([Piece(slot, tree=chain(2, [1, 3]), done=2)], NO_NEEDS)
     assert rest.logits is not None and len(rest.logits) == 1
     with pytest.raises(AssertionError, match="must not change"):
-        target.verify([slot], [chain(2, [0, 3, 1])], Needs(), done=[2])
+        target.run([Piece(slot, tree=chain(2, [0, 3, 1]), done=2)], NO_NEEDS)
 
 
-def test_prefill_leaves_the_last_prompt_token_pending_and_yields_what_was_asked_for() -> None:
-    target = ToyTarget(LM, chunk=2)
+def test_text_runs_in_pieces_behind_what_is_held_and_yields_what_was_asked_for() -> None:
+    target = ToyTarget(LM, prompt_rows=2)
     slots = [target.acquire(), target.acquire()]
-    chunks = [c for some in target.prefill(slots, [[0, 1, 2, 3], [3]], Needs(logits=True, hidden=(-1,))) for c in some]
+    needs = Needs(logits=True, hidden=(-1,))
+    chunks = [c for some in run_texts(target, [(slots[0], [0, 1, 2]), (slots[1], [])], needs) for c in some]
     assert [(c.slot, c.start, list(c.tokens)) for c in chunks] == [(0, 0, [0, 1]), (0, 2, [2])]
     assert chunks[1].scores.logits is not None
     assert torch.allclose(chunks[1].scores.logits[0].exp(), torch.tensor(LM.probs([0, 1, 2])))
@@ -55,33 +57,45 @@ def test_prefill_leaves_the_last_prompt_token_pending_and_yields_what_was_asked_
 def test_a_fork_shares_the_prefix_and_goes_its_own_way() -> None:
     target, slot = ready()
     other = target.fork(slot)
-    target.verify([slot], [root(2)], Needs())
+    target.run([Piece(slot, tree=root(2))], NO_NEEDS)
     target.commit([slot], [[]])
     assert (target.committed(slot), target.committed(other)) == ((0, 1, 2), (0, 1))
+    target.truncate(slot, 1)
+    assert target.committed(slot) == (0,)
+    shorter = target.fork(other, 1)
+    assert target.committed(shorter) == (0,)
     target.release(other)
-    assert target.free_slots == 3
+    assert target.free_slots == 2
 
 
 def test_wrong_use_is_an_assertion() -> None:
     target, slot = ready(slots=1, max_context=4)
     with pytest.raises(AssertionError, match="no free slot"):
         target.acquire()
-    with pytest.raises(AssertionError, match="commit follows verify"):
+    with pytest.raises(AssertionError, match="commit follows a pass"):
         target.commit([slot], [[]])
     with pytest.raises(AssertionError, match="end of the context"):
-        target.verify([slot], [chain(2, [1, 1])], Needs())
-    target.verify([slot], [from_paths(2, [[1], [3]])], Needs())
+        target.run([Piece(slot, tree=chain(2, [1, 1]))], NO_NEEDS)
+    target.run([Piece(slot, tree=from_paths(2, [[1], [3]]))], NO_NEEDS)
     with pytest.raises(AssertionError, match="parent to child"):
         target.commit([slot], [[1, 2]])
     with pytest.raises(AssertionError, match="between steps"):
         target.fork(slot)
+    with pytest.raises(AssertionError, match="between steps"):
+        target.run([Piece(slot, [1])], NO_NEEDS)
+    with pytest.raises(AssertionError, match="one piece a slot"):
+        target.run([Piece(slot, [1]), Piece(slot, [2])], NO_NEEDS)
+    with pytest.raises(AssertionError, match="text or a tree"):
+        target.run([Piece(slot, [1], root(2))], NO_NEEDS)
     target.release(slot)
     with pytest.raises(AssertionError, match="not held"):
         target.release(slot)
     slot = target.acquire()
-    next(target.prefill([slot], [[0, 1, 2]], Needs()))
-    with pytest.raises(AssertionError, match="not exhausted"):
-        target.verify([slot], [root(2)], Needs())
+    with pytest.raises(AssertionError, match="more rows of text"):
+        target.run([Piece(slot, [0] * (target.prompt_rows + 1))], NO_NEEDS)
+    target.run([Piece(slot, [0, 1, 2])], NO_NEEDS)
+    with pytest.raises(AssertionError, match="fit the context"):
+        target.run([Piece(slot, [0])], NO_NEEDS)
 
 
 class Text:
@@ -95,9 +109,9 @@ class Text:
         self.tokens = np.array(tokens)
 
 
-def test_a_source_gives_the_law_after_each_node_in_order() -> None:
+def test_a_source_gives_the_distribution_after_each_node_in_order() -> None:
     source = ToySource(LM)
-    source.begin(0, Text([0, 1]), [])  # type: ignore[arg-type]
+    source.begin(0, Text([0, 1]))  # type: ignore[arg-type]
     (first,) = source.start([0])
     assert np.allclose(first.probs, LM.probs([0, 1]))
     tree = from_paths(1, [[2, 3], [0]])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
-from outrider.errors import InputError
-from outrider.generation import FinishReason, Generation, Origin, Stats
+from outrider.core.errors import InputError
+from outrider.core.generation import FinishReason, Generation, Origin, Stats
+from outrider.core.records import Traits
 
 WORDS = ["The", " rain", " fälls", ".", " The", " rain", " falls", " again", ".", "\n", "🙂"]
 TEXT = "".join(WORDS)
@@ -89,6 +91,22 @@ class FakeEngine:
         if self.cancel_at is not None and len(self.requests) == self.cancel_at:
             handle.cancel()
         return handle
+
+    target = SimpleNamespace(traits=Traits("native", "int8", weight_bytes=135_000_000))
+    phases: ClassVar[dict[str, float]] = {"read": 0.25, "map": 0.001}
+
+    def footprint(self) -> dict[str, int]:
+        return {"weights": 135_000_000, "cache at most": 0}
+
+    def prepare(self) -> None:
+        self.prepared = True
+
+    def recipe(self, method: str | None = None) -> Any:
+        costs = SimpleNamespace(seconds=lambda batch, candidates, context: [0.2])
+        return SimpleNamespace(costs=costs if method is None else None)
+
+    def encode_chat(self, messages: Any, continue_final_message: bool = False) -> Any:
+        return ("goes on", messages) if continue_final_message else messages
 
     def __enter__(self) -> FakeEngine:
         return self

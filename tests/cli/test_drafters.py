@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
 from outrider.export import export
 from outrider.models import load_model
 from outrider.models.drafts import DraftCard, packed, write_drafter
 from outrider.models.kept import kept
+from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 
 
 @pytest.fixture(scope="module")
@@ -52,23 +52,23 @@ def test_a_published_drafter_is_added_listed_shown_and_removed(run, model, draft
     export(drafter, load_model(model, device="cpu"), "vllm", tmp_path / "published")
     done = run("drafters", "add", str(tmp_path / "published"), "--model", str(model))
     assert done.exit_code == 0 and "used by default from now on" in done.stdout, done.output
-    own = kept()[0]
+    drafter = kept()[0]
     listed = said(run, "list", "--model", "tiny")
     assert [(row["name"], row["kind"], row["from"], row["default"]) for row in listed] == [
-        (own.name, "eagle3", str(tmp_path / "published"), True)
+        (drafter.name, "eagle3", str(tmp_path / "published"), True)
     ]
     assert any(row["shipped"] and row["target"] == "smollm2" for row in said(run, "list"))
     table = run("drafters", "list").stdout
-    assert own.name in table and "comes with the package" in " ".join(table.split())
-    shown = said(run, "show", own.name[:9])
-    assert shown["parameters"] == own.parameters and shown["card"]["shape"]["vocab"] == 20
-    page = run("drafters", "show", own.name).stdout
+    assert drafter.name in table and "comes with the package" in " ".join(table.split())
+    shown = said(run, "show", drafter.name[:9])
+    assert shown["parameters"] == drafter.parameters and shown["card"]["shape"]["vocab"] == 20
+    page = run("drafters", "show", drafter.name).stdout
     assert "training data" in page and "not known" in page and "draft_vocab_size 20" in " ".join(page.split())
-    kept_still = run("drafters", "remove", own.name, input="n\n")
+    kept_still = run("drafters", "remove", drafter.name, input="n\n")
     assert kept_still.exit_code == 0 and "kept" in kept_still.stdout and len(kept()) == 1
-    nobody = run("drafters", "remove", own.name, input="")
+    nobody = run("drafters", "remove", drafter.name, input="")
     assert nobody.exit_code == 2 and "--yes" in nobody.output and len(kept()) == 1
-    assert run("drafters", "remove", own.name, input="y\n").exit_code == 0 and kept() == []
+    assert run("drafters", "remove", drafter.name, input="y\n").exit_code == 0 and kept() == []
 
 
 def test_a_drafter_of_ours_is_added_to_the_target_it_names(run, model, drafter) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.cli.paint import BRACKETS
-from outrider.errors import InputError
+from outrider.core.errors import InputError
+from outrider.core.params import SamplingParams
 
 
 def test_the_text_and_only_the_text_is_on_standard_output(run: Any, engine: Any, text: str) -> None:
@@ -46,7 +47,7 @@ def test_a_prompt_behind_json_is_still_the_prompt(run: Any, engine: Any, args: l
 
 
 def test_what_cannot_be_in_json_becomes_null(run: Any, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.generation.Stats.as_dict", lambda self: {"worst": float("-inf")})
+    monkeypatch.setattr("outrider.core.generation.Stats.as_dict", lambda self: {"worst": float("-inf")})
     stats = json.loads(run("generate", "Hello", "--json").stdout)["generations"][0]["stats"]
     assert stats == {"worst": None}
 
@@ -66,13 +67,38 @@ def test_every_sampling_option_arrives(run: Any, engine: Any) -> None:
     ).split()
     assert run("generate", "Hello", *args).exit_code == 0
     _, params, extra = engine.requests[0]
-    assert {name: getattr(params, name) for name in params.__slots__} == {
+    expected = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {4: -1.5, 5: float("-inf")}, "bad_words": (),
         "seed": 11, "stop": ("END", "STOP"), "stop_token_ids": (8,), "ignore_eos": True, "min_new_tokens": 2,
         "max_new_tokens": 9, "n": 2, "logprobs": 1, "prediction": (),
     }  # fmt: skip
+    assert params == SamplingParams(**expected)
     assert extra == {"bad_words": ["rain"]}
+
+
+def test_the_form_of_a_text_arrives_from_a_file_or_as_it_is(run: Any, engine: Any, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "dates.lark"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('start: "a"')
+    asked: list[tuple[list[str], dict[str, Any]]] = [
+        (["--json-schema", str(schema)], {"json_schema": '{"type": "integer"}'}),
+        (["--json-schema", "{}", "--free-spacing"], {"json_schema": "{}", "free_spacing": True}),
+        (["--grammar", str(grammar)], {"grammar": 'start: "a"'}),
+        (["--grammar", 'root ::= "b"'], {"grammar": 'root ::= "b"'}),
+        (["--regex", "a+"], {"regex": "a+"}),
+        (["--choice", "yes", "--choice", "no"], {"choices": ("yes", "no")}),
+    ]  # fmt: skip
+    for args, expected in asked:
+        assert run("generate", "Hello", *args).exit_code == 0
+        assert engine.requests[-1][1] == SamplingParams(**expected)
+    for args, said in (
+        (["--json-schema", "{"], "json_schema is no JSON"),
+        (["--json-schema", "nowhere.json"], "--json-schema nowhere.json: cannot be read"),
+        (["--regex", "a", "--choice", "b"], "were both given"),
+    ):
+        result = run("generate", "Hello", *args)
+        assert result.exit_code == 2 and said in result.stderr
 
 
 def test_model_options_arrive(run: Any, engine: Any) -> None:
@@ -82,7 +108,7 @@ def test_model_options_arrive(run: Any, engine: Any) -> None:
     assert engine.loaded == {
         "model": "some/model", "method": "draft-model", "options": {"budget": 4, "draft": "x"}, "device": "cpu",
         "dtype": "float32", "revision": "main", "trust_remote_code": True, "memory": None, "runtime": "openvino",
-        "precision": "int8",
+        "precision": "int8", "tensor_parallel": 1,
     }  # fmt: skip
 
 

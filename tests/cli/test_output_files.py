@@ -13,7 +13,7 @@ from outrider.bench.report import page
 from outrider.cli import output, shell
 from outrider.cli.output import check_folder, check_html
 from outrider.cli.shell import force_first
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +51,10 @@ def test_what_is_no_plain_file_is_never_replaced(run: Any, tmp_path: Path) -> No
 
 def test_a_page_is_replaced_only_by_its_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.bench.plots.check_matplotlib", lambda: None)
-    own, foreign = tmp_path / "own.html", tmp_path / "foreign.html"
-    own.write_text(page("a test", [], {"machine": {}, "settings": {}}))
+    ours, foreign = tmp_path / "ours.html", tmp_path / "foreign.html"
+    ours.write_text(page("a test", [], {"machine": {}, "settings": {}}))
     foreign.write_text("<!doctype html><html><head><title>My diary</title>")
-    assert check_html(str(own)) == own
+    assert check_html(str(ours)) == ours
     with pytest.raises(InputError, match="foreign.html: exists and is no result"):
         check_html(str(foreign))
     monkeypatch.setattr(output, "forced", lambda: True)

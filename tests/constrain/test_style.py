@@ -1,4 +1,4 @@
-"""The style prior: its bias is the formula, of each node's own path, and speculation keeps to the changed law."""
+"""The style prior: its bias is the formula, of each node's path, and speculation keeps to the changed distribution."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from outrider.check.enumeration import Branches, outcomes
 from outrider.check.toy import ToyLM, ToySource, ToyTarget
 from outrider.constrain.style import SMOOTHING, WEIGHTS, Style
 from outrider.control.fixed import Fixed
+from outrider.core.engine import Engine
+from outrider.core.errors import InputError
+from outrider.core.protocols import Recipe
+from outrider.core.records import Budget
+from outrider.core.sampling import History, SamplingParams
+from outrider.core.target_rows import TargetRows
+from outrider.core.tree import from_paths
 from outrider.draft.grown import Grown
-from outrider.engine import Engine
-from outrider.errors import InputError
 from outrider.grow.chain import Chain
-from outrider.protocols import Budget, Recipe
-from outrider.sampling import History, SamplingParams, TargetRows
-from outrider.tree import from_paths
 from outrider.verify.invariant import Invariant
 from outrider.verify.rejection import Rejection
 
@@ -98,7 +100,7 @@ def test_what_was_banned_stays_banned() -> None:
     assert style.reshape(np.array([0]), row).isfinite().tolist() == [True, False, True, False, False]
 
 
-def test_more_strength_brings_the_law_nearer_to_the_prior_and_further_from_the_model() -> None:
+def test_more_strength_brings_the_distribution_nearer_to_the_prior_and_further_from_the_model() -> None:
     generator = torch.Generator().manual_seed(1)
     prior = Style.from_tokens([CORPUS], VOCAB, 1.0).bias(np.array([0, 1])).softmax(0)
     to_prior, from_model = [], []
@@ -145,7 +147,7 @@ def test_steered_speculation_is_steered_plain_decoding_token_for_token(tiny_llam
     assert sum(g.stats.accepted for g in made) > 0
 
 
-def sampled_law(constraint, tokens: int) -> dict[tuple[int, ...], float]:
+def sampled_probs(constraint, tokens: int) -> dict[tuple[int, ...], float]:
     def generate(paths: Branches) -> tuple[int, ...]:
         drafter = Grown(ToySource(ToyLM(3, seed=7)), Chain(), sampled=True)  # the draft knows nothing of the style
         engine = Engine(
@@ -158,28 +160,28 @@ def sampled_law(constraint, tokens: int) -> dict[tuple[int, ...], float]:
     return outcomes(generate, limit=200_000)
 
 
-def steered_law(style: Style, tokens: int) -> dict[tuple[int, ...], float]:
-    law = {(): 1.0}
+def steered_probs(style: Style, tokens: int) -> dict[tuple[int, ...], float]:
+    steered = {(): 1.0}
     for _ in range(tokens):
         grown = {}
-        for text, weight in law.items():
+        for text, weight in steered.items():
             context = np.array([0, 1, *text])
             row = torch.from_numpy(ToyLM(3, seed=11).probs(context.tolist())).log()
-            probs = style.reshape(context, row).softmax(0)
-            grown |= {(*text, v): weight * float(probs[v]) for v in range(3)}
-        law = grown
-    return law
+            p = style.reshape(context, row).softmax(0)
+            grown |= {(*text, v): weight * float(p[v]) for v in range(3)}
+        steered = grown
+    return steered
 
 
 def largest_gap(a, b) -> float:
     return max(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in {*a, *b})
 
 
-def test_sampled_speculation_has_the_steered_law() -> None:
+def test_sampled_speculation_has_the_steered_distribution() -> None:
     style = Style.from_tokens([[0, 1, 2, 2, 1, 0, 0, 1]], 3, 1.0)
-    found = sampled_law(style, 3)
-    assert largest_gap(found, steered_law(style, 3)) < 1e-6
-    assert largest_gap(found, sampled_law(None, 3)) > 0.02
+    found = sampled_probs(style, 3)
+    assert largest_gap(found, steered_probs(style, 3)) < 1e-6
+    assert largest_gap(found, sampled_probs(None, 3)) > 0.02
 
 
 def test_a_bias_from_the_committed_text_instead_of_the_nodes_path_is_seen() -> None:
@@ -191,7 +193,7 @@ def test_a_bias_from_the_committed_text_instead_of_the_nodes_path_is_seen() -> N
             return self.style.reshape(tokens[:2], logits)
 
     style = Style.from_tokens([[0, 1, 2, 2, 1, 0, 0, 1]], 3, 1.0)
-    assert largest_gap(sampled_law(Wrong(style), 3), steered_law(style, 3)) > 0.01
+    assert largest_gap(sampled_probs(Wrong(style), 3), steered_probs(style, 3)) > 0.01
 
 
 def test_bad_input_is_named(tmp_path) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.cost import CostCurve, measure, stored
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 
 CURVE = CostCurve((1, 2, 4), (1, 2), (0, 100), (((1.0, 2.0, 3.0), (2.0, 3.0, 4.0)), ((2.0, 4.0, 6.0), (4.0, 6.0, 8.0))))
 
 
 class Clock:
-    """Time passes only in `verify`, by what the step should cost."""
+    """Time passes only in passes over trees, by what the step should cost."""
 
     now = 0.0
 
@@ -25,10 +25,11 @@ class Clock:
 class Slow(ToyTarget):
     clock = Clock()
 
-    def verify(self, slots, trees, needs, done=None):
-        rows = sum(len(tree) for tree in trees)
-        self.clock.now += 1.0 + 0.5 * rows + 0.01 * self.length(slots[0])
-        return super().verify(slots, trees, needs, done)
+    def run(self, pieces, needs):
+        if pieces[0].tree is not None:
+            rows = sum(len(piece.tree) for piece in pieces)
+            self.clock.now += 1.0 + 0.5 * rows + 0.01 * self.length(pieces[0].slot)
+        return super().run(pieces, needs)
 
 
 def test_measured_points_are_the_targets_times() -> None:
@@ -76,7 +77,7 @@ def test_a_short_context_is_measured_with_what_fits_into_it(context: int, rows: 
 
 def test_slots_are_given_back_when_the_target_fails() -> None:
     class Broken(ToyTarget):
-        def verify(self, *args, **kwargs):
+        def run(self, *args, **kwargs):
             raise RuntimeError("out of memory")
 
     target = Broken(ToyLM(5), slots=2)

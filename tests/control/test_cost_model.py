@@ -126,3 +126,23 @@ def test_plain_steps_that_a_wide_one_has_slowed_down_do_not_count() -> None:
     for _ in range(ENOUGH):
         even.add(1, 1, 2 * curve(1))
     assert even.seconds(1, 0)[0] > curve(1)
+
+
+def test_a_long_text_does_not_make_short_ones_look_expensive() -> None:
+    cost = CostModel(curve)
+    for _ in range(PERIOD):
+        cost.add(1, 1, curve(1), context=100)
+        cost.add(1, 1, 4 * curve(1), context=8000)
+    assert cost.seconds(1, 0, context=120) == pytest.approx([curve(1)])
+    assert cost.seconds(1, 0, context=9000) == pytest.approx([4 * curve(1)])
+
+
+def test_what_was_not_seen_at_this_length_is_taken_from_the_nearest() -> None:
+    cost = CostModel(curve)
+    for _ in range(PERIOD):
+        cost.add(1, 1, 2 * curve(1), context=300)
+        cost.add(8, 1, 3 * curve(8), context=300)
+        cost.add(1, 1, 5 * curve(1), context=9000)
+    known = cost.seconds(1, 7, context=2000)
+    assert known[0] == pytest.approx(2 * curve(1)) and known[7] == pytest.approx(3 * curve(8))
+    assert cost.seconds(1, 7, context=9000)[7] == pytest.approx(3 * curve(8))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from outrider.control.backoff import LOOK
 from outrider.control.cost_model import CostModel
 from outrider.control.goodput import Goodput
-from outrider.control.pace import LOOK
-from outrider.proposals import united
-from outrider.protocols import Budget, Load, Role, Scores, StepRecord, StepTiming, Verdict
-from outrider.tree import from_paths, root
+from outrider.core.proposals import united
+from outrider.core.records import Budget, Load, Role, Scores, StepRecord, StepTiming, Verdict
+from outrider.core.tree import from_paths, root
 
 FULL = Budget(8, 4)
 

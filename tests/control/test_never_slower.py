@@ -3,7 +3,7 @@ the best fixed size where speculation pays, whatever steps cost and however ofte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -14,12 +14,13 @@ from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.cost_model import CostModel
 from outrider.control.fixed import Fixed
 from outrider.control.goodput import Goodput
+from outrider.core.engine import Engine
+from outrider.core.params import SamplingParams
+from outrider.core.proposals import Proposals
+from outrider.core.protocols import Context, Noise, Part, Recipe
+from outrider.core.records import Budget, Chunk, Needs, Piece, Role, Scores, StepRecord
+from outrider.core.tree import TokenTree, fixed
 from outrider.draft.mix import Mix
-from outrider.engine import Engine
-from outrider.params import SamplingParams
-from outrider.proposals import Proposals
-from outrider.protocols import Budget, Chunk, Context, Needs, Noise, Part, Recipe, Role, Scores, StepRecord
-from outrider.tree import TokenTree, fixed
 from outrider.verify.invariant import Invariant
 
 LM = ToyLM(vocab=5, seed=3, order=6, greedy=True)
@@ -42,11 +43,10 @@ class Timed(ToyTarget):
         super().__init__(LM, slots, max_context=2 * TOKENS)
         self.clock, self.cost = clock, cost
 
-    def verify(
-        self, slots: Sequence[int], trees: Sequence[TokenTree], needs: Needs, done: Sequence[int] | None = None
-    ) -> list[Scores]:
-        self.clock.now += self.cost(sum(map(len, trees)), len(slots), self.clock.now)
-        return super().verify(slots, trees, needs, done)
+    def run(self, pieces: Sequence[Piece], needs: Needs) -> list[Scores]:
+        if trees := [piece.tree for piece in pieces if piece.tree is not None]:
+            self.clock.now += self.cost(sum(map(len, trees)), len(trees), self.clock.now)
+        return super().run(pieces, needs)
 
 
 @dataclass
@@ -65,14 +65,16 @@ class Guesses:
     contexts: dict[int, Context] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def begin(self, slot: int, context: Context, chunks: Iterable[Chunk]) -> None:
+    def begin(self, slot: int, context: Context) -> None:
         self.contexts[slot] = context
+
+    def absorb(self, chunks: Sequence[Chunk]) -> None: ...
 
     def end(self, slot: int) -> None:
         del self.contexts[slot]
 
-    def observe(self, slot: int, record: StepRecord) -> None:
-        self.clock.now += self.reading * len(record.tree)
+    def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
+        self.clock.now += self.reading * sum(len(record.tree) for record in records)
 
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         trees = [self.tree(self.contexts[slot], budget) for slot, budget in zip(slots, budgets, strict=True)]
@@ -209,8 +211,8 @@ def test_several_methods_in_one_batch_share_what_steps_cost_and_none_is_blamed_f
     costs = CostModel(lambda rows: linear(rows, 1, 0.0))
     engine = Engine(Timed(clock, linear, 3), Recipe("plain", None, Invariant(), Fixed(Budget(0, 0))), clock=clock)
     recipes = []
-    for right in (0.9, 0.0):
-        part = Part(Guesses(lambda _, own=right: own, clock, call=0.002), Role.FREE)
+    for share in (0.9, 0.0):
+        part = Part(Guesses(lambda _, right=share: right, clock, call=0.002), Role.FREE)
         control = Goodput(Budget(8, 8), [part.role], costs, even=True)
         recipes.append(Recipe("mix", Mix([part], control, clock), Invariant(), control, costs=costs))
     params = SamplingParams(max_new_tokens=200)

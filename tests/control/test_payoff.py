@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.control.payoff import Costs, Odds, Payoff
-from outrider.protocols import Budget, Load, Scores, StepRecord, StepTiming, Verdict
-from outrider.tree import chain
+from outrider.control.payoff import DepthAcceptance, Payoff, RowCosts
+from outrider.core.records import Budget, Load, Scores, StepRecord, StepTiming, Verdict
+from outrider.core.tree import chain
 
 LIMIT = Budget(64, 64)
 
@@ -40,8 +40,8 @@ def linear(rows: int) -> float:
     return 1.0 + 0.15 * (rows - 1)
 
 
-def best_rate(cost, accept: float, most: int = 16) -> float:
-    return max((1 + sum(accept**d for d in range(1, w + 1))) / cost(w + 1) for w in range(most + 1))
+def best_rate(cost, accept: float, deepest: int = 16) -> float:
+    return max((1 + sum(accept**d for d in range(1, w + 1))) / cost(w + 1) for w in range(deepest + 1))
 
 
 @pytest.mark.parametrize("accept", [0.0, 0.05, 0.3, 0.6, 0.8, 0.95])
@@ -119,7 +119,7 @@ def test_limits_are_never_passed() -> None:
 
 
 def test_costs_are_medians_and_optimistic_where_unmeasured() -> None:
-    costs = Costs()
+    costs = RowCosts()
     for time in (1.0, 1.0, 50.0):
         costs.add(1, time)
     assert costs.curve(np.array([1, 9])).tolist() == [1.0, 1.0]
@@ -128,7 +128,7 @@ def test_costs_are_medians_and_optimistic_where_unmeasured() -> None:
 
 
 def test_odds_count_a_depth_only_when_it_was_reached() -> None:
-    odds = Odds(keep=1.0)
+    odds = DepthAcceptance(keep=1.0)
     odds.add(offered=3, accepted=1)
     odds.add(offered=3, accepted=0)
     assert odds.offered == [2.0, 1.0] and odds.accepted == [1.0, 0.0]

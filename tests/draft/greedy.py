@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outrider.api import Outrider
-from outrider.generation import Generation
-from outrider.params import SamplingParams
-from outrider.protocols import Recipe
+from outrider.core.generation import Generation
+from outrider.core.params import SamplingParams
+from outrider.core.protocols import Recipe
 
 PROMPTS = [[1, 5, 9, 5, 9], [7, 7, 7], [3]]
 PARAMS = SamplingParams(max_new_tokens=32)

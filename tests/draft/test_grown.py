@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core.records import Budget
 from outrider.draft.grown import Grown
-from outrider.protocols import Budget
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class Looking:
 def drafter(grower: Looking, beside: bool) -> Grown:
     made = Grown(SimpleNamespace(begin=lambda *_: None), grower, beside=beside)
     for slot in range(2):
-        made.begin(slot, SimpleNamespace(tokens=np.array([5]), temperature=0.0), ())
+        made.begin(slot, SimpleNamespace(tokens=np.array([5]), temperature=0.0))
     return made
 
 

@@ -8,21 +8,22 @@ import numpy as np
 import torch
 
 from outrider.check.enumeration import Branches, outcomes
-from outrider.check.exhaustive import CONTEXT, plain_law
+from outrider.check.exhaustive import CONTEXT, plain_distribution
 from outrider.check.toy import ToyLM, ToyTarget
 from outrider.control.fixed import Fixed
-from outrider.engine import Engine
-from outrider.protocols import Budget, Drafter, Recipe, Scores, StepRecord, Verdict, Verifier
-from outrider.sampling import History, SamplingParams
-from outrider.tree import TokenTree, root
+from outrider.core.engine import Engine
+from outrider.core.protocols import Drafter, Recipe, Verifier
+from outrider.core.records import Budget, Scores, StepRecord, Verdict
+from outrider.core.sampling import History, SamplingParams
+from outrider.core.tree import TokenTree, root
 
 TOKENS = 4
 
 
-def law_gap(
+def distribution_gap(
     make: Callable[[], Drafter], verifier: Verifier, budget: Budget, target: ToyLM, limit: int = 60_000
 ) -> float:
-    """Largest difference between the law of the text generated with a new drafter each time and the target's own."""
+    """Largest difference in probability between texts generated with a new drafter each time and the target's."""
 
     def generate(paths: Branches) -> tuple[int, ...]:
         engine = Engine(
@@ -32,7 +33,7 @@ def law_gap(
         params = SamplingParams(max_new_tokens=TOKENS, temperature=1.0, seed=0)
         return tuple(engine.submit(CONTEXT, params).result().token_ids)
 
-    found, want = outcomes(generate, limit), plain_law(target, TOKENS)
+    found, want = outcomes(generate, limit), plain_distribution(target, TOKENS)
     assert abs(sum(found.values()) - 1.0) < 1e-6
     return max(abs(found.get(text, 0.0) - want.get(text, 0.0)) for text in {*found, *want})
 
@@ -46,7 +47,7 @@ def step(drafter: Drafter, slot: int, past: History, logits: np.ndarray, token: 
     tree = root(int(past.tokens[-1]))
     past.append([token])
     scores = Scores(torch.as_tensor(logits, dtype=torch.float32)[None, :])
-    drafter.observe(slot, StepRecord(tree, Verdict((), token), (token,), scores))
+    drafter.observe([slot], [StepRecord(tree, Verdict((), token), (token,), scores)])
 
 
 def spelled(tree: TokenTree) -> set[tuple[int, ...]]:

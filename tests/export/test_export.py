@@ -12,14 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
 from outrider.export import export, formats
-from outrider.export.export import HOT_TOKENS, own
+from outrider.export.export import HOT_TOKENS, drafter_rows
 from outrider.export.plain import PlainEagle3
 from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import DraftCard, packed, write_drafter
-from outrider.recipes.trained import load_eagle3
+from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
+from outrider.models.trained import load_eagle3
 
 LAYERS = (1, 2, 3)
 
@@ -61,7 +61,9 @@ def test_the_written_folder_gives_the_drafters_logits(target, tmp_path, form: st
     net = load_eagle3(drafter, target)
     plain = PlainEagle3(tmp_path / "out")
     embedded, features = torch.randn(9, 32), torch.randn(7, 96)
-    torch.testing.assert_close(plain.run(embedded, features, 3), own(net, embedded, features, 3), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        plain.run(embedded, features, 3), drafter_rows(net, embedded, features, 3), atol=1e-5, rtol=1e-4
+    )
     assert torch.equal(plain.ids, net.ids) and plain.t2d.sum() == 20
     assert (tmp_path / "out" / HOT_TOKENS).exists() == (form == "sglang")
     assert {path.name for path in tmp_path.iterdir()} == {"drafter", "out"}
@@ -165,7 +167,7 @@ def test_the_speculators_package_loads_it_and_computes_the_same(target, folder, 
         model(features, tokens, torch.zeros(1, 11, dtype=torch.long), ttt_steps=2)
         embedded = target.model.get_input_embeddings()(tokens[0])
         for place in range(1, 10):  # its step s at column t goes on from true features up to t with the tokens behind
-            mine = own(net, embedded[: place + 2], features[0, : place + 1], 2)
+            mine = drafter_rows(net, embedded[: place + 2], features[0, : place + 1], 2)
             for step in range(2):
                 torch.testing.assert_close(seen[step][0, place], mine[step], atol=1e-4, rtol=1e-3)
 

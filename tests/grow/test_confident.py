@@ -1,13 +1,13 @@
-"""A chain ends where its source doubts; the doubtful token itself is proposed, with its law."""
+"""A chain ends where its source doubts; the doubtful token itself is proposed, with its row."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from outrider.core.records import Budget
+from outrider.core.tree import QRow
 from outrider.grow.confident import Confident
-from outrider.protocols import Budget
-from outrider.tree import QRow
 
 
 class Fading:
@@ -32,7 +32,7 @@ def test_it_stops_after_the_first_token_below_the_threshold(threshold: float, le
     assert tree.candidates == length and tree.is_chain
 
 
-def test_the_doubt_is_about_the_law_not_about_what_was_drawn() -> None:
+def test_the_doubt_is_about_the_distribution_not_about_what_was_drawn() -> None:
     class Unlucky:
         def draw(self, weights, node, draw):
             return 1  # always the unlikely token

@@ -9,11 +9,11 @@ import pytest
 
 from outrider.check.exhaustive import grow_tree
 from outrider.check.toy import ToyLM
-from outrider.grow.acceptance import Acceptance
+from outrider.core.records import Budget, Scores, StepRecord, Verdict
+from outrider.core.tree import chain
+from outrider.grow.acceptance import RankAcceptance
 from outrider.grow.cost_aware import CallTimer, CostAware, fastest_shape
 from outrider.grow.shape import Shape
-from outrider.protocols import Budget, Scores, StepRecord, Verdict
-from outrider.tree import chain
 
 RANKS, DEPTH, NODES = 3, 3, 7
 
@@ -117,7 +117,7 @@ def test_what_is_accepted_changes_the_shape() -> None:
     def sizes(accepted: int) -> int:
         cost = CostAware(lambda rows, batch, context: 1 + 0.1 * rows, lambda rows: 0.05, refresh=1)
         for _ in range(200):
-            cost.observe(0, record(chain(0, [1] * 4), range(1, accepted + 1)))
+            cost.observe([0], [record(chain(0, [1] * 4), range(1, accepted + 1))])
         return grow_tree(cost, ToyLM(5, seed=1), Budget(12, 8), None).depth
 
     assert sizes(0) == 0 < sizes(1) < sizes(4)
@@ -141,4 +141,4 @@ def test_source_calls_are_timed_where_no_curve_is_given() -> None:
 
 def test_acceptance_that_rises_with_the_rank_is_levelled() -> None:
     shape, _ = fastest_shape(np.array([[0.1, 0.9]]), Budget(4, 4), lambda rows: 1.0, lambda rows: 0.0)
-    assert len(shape) == 4 and Acceptance().by_rank().sum() <= 1.0
+    assert len(shape) == 4 and RankAcceptance().by_rank().sum() <= 1.0

@@ -9,11 +9,11 @@ import pytest
 
 from outrider.check.exhaustive import CONTEXT, grow_tree
 from outrider.check.toy import ToyLM
+from outrider.core.noise import DRAFT, StreamNoise
+from outrider.core.records import Budget, Scores, StepRecord, Verdict
+from outrider.core.tree import QRow, TokenTree, chain
 from outrider.grow import dyspec
 from outrider.grow.dyspec import Calibration, Heap, Threshold
-from outrider.noise import DRAFT, StreamNoise
-from outrider.protocols import Budget, Scores, StepRecord, Verdict
-from outrider.tree import QRow, TokenTree, chain
 
 Path = tuple[int, ...]
 
@@ -143,27 +143,35 @@ def first_draws(tree: TokenTree) -> tuple[int, ...]:
 
 
 def test_chances_start_from_the_drafts_and_follow_what_is_accepted() -> None:
-    own = Calibration()
-    assert own.chance(0.3) == 0.3 and own.chance(1e-9) == pytest.approx(1e-9)
-    assert own.gain(0) == own.gain(0, 0.2) == dyspec.FIRST_GUESS[0]
+    calibration = Calibration()
+    assert calibration.chance(0.3) == 0.3 and calibration.chance(1e-9) == pytest.approx(1e-9)
+    assert calibration.gain(0) == calibration.gain(0, 0.2) == dyspec.FIRST_GUESS[0]
     lm = ToyLM(12, seed=1, concentration=500.0)  # flat: every draw has a probability near 0.09
     for step in range(100):
         tree = grow_tree(Heap(depth=1), lm, Budget(3, 1), StreamNoise(1, 0, DRAFT, step, 0))
-        own.observe(record(tree, (2,)))  # the second draw: the first was tested and rejected, the third never tested
-    assert own.chance(0.09, 0) < 0.1 and own.chance(0.09, 1) > 0.85 and own.chance(0.9) == 0.9
-    assert own.chance(0.09, 2) == pytest.approx(0.5, abs=0.1)  # of a rank never seen: what all ranks together say
-    assert own.gain(0) < 0.05 and own.gain(1) > 0.9 and own.gain(2) == pytest.approx(dyspec.FIRST_GUESS[2])
-    tested, won = own._drawn
+        calibration.observe(
+            record(tree, (2,))
+        )  # the second draw: the first was tested and rejected, the third never tested
+    assert calibration.chance(0.09, 0) < 0.1 and calibration.chance(0.09, 1) > 0.85 and calibration.chance(0.9) == 0.9
+    assert calibration.chance(0.09, 2) == pytest.approx(
+        0.5, abs=0.1
+    )  # of a rank never seen: what all ranks together say
+    assert (
+        calibration.gain(0) < 0.05
+        and calibration.gain(1) > 0.9
+        and calibration.gain(2) == pytest.approx(dyspec.FIRST_GUESS[2])
+    )
+    tested, won = calibration._drawn
     assert 150 < tested.sum() < 200 and 75 < won.sum() < 100 and not tested[2:].any()  # some forgotten
 
 
 def test_gains_tell_sure_rows_from_unsure_ones() -> None:
-    own = Calibration()
+    calibration = Calibration()
     sure, unsure = QRow(np.arange(2), np.array([0.9, 0.1])), QRow(np.arange(8), np.full(8, 0.125))
     for row, path in ((sure, (1,)), (unsure, ())):
         for _ in range(50):
-            own.observe(record(chain(0, [1], [row]), path))
-    assert own.gain(0, 0.8) > 0.9 and own.gain(0, 0.125) < 0.1 < own.gain(0) < 0.9
+            calibration.observe(record(chain(0, [1], [row]), path))
+    assert calibration.gain(0, 0.8) > 0.9 and calibration.gain(0, 0.125) < 0.1 < calibration.gain(0) < 0.9
 
 
 @pytest.mark.parametrize("make", [Heap, Threshold])
@@ -173,9 +181,9 @@ def test_second_draws_that_are_seldom_accepted_leave_their_nodes_to_depth(make, 
 
     def at_the_root() -> float:
         grower = make()
-        own = grower.calibration
-        own._drawn[0] = own._asked[0] = 1000.0
-        own._drawn[1] = own._asked[1] = np.array([450.0, 150.0, 100.0, 50.0])[:, None]
+        calibration = grower.calibration
+        calibration._drawn[0] = calibration._asked[0] = 1000.0
+        calibration._drawn[1] = calibration._asked[1] = np.array([450.0, 150.0, 100.0, 50.0])[:, None]
         trees = [grow_tree(grower, lm, Budget(16, 16), StreamNoise(2, 0, DRAFT, step, 0)) for step in range(30)]
         return sum(len(tree.children(0)) for tree in trees) / 30
 
@@ -197,5 +205,5 @@ def test_flat_drafts_that_are_accepted_give_deep_trees(make) -> None:
     by_paper, learnt = make(calibration=None), make()
     for step in range(60):
         tree = grow_tree(learnt, lm, Budget(12, 12), StreamNoise(1, 0, DRAFT, step, 0))
-        learnt.observe(0, record(tree, first_draws(tree)))
+        learnt.observe([0], [record(tree, first_draws(tree))])
     assert depth(by_paper) < 2 < 4 < depth(learnt)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.core.records import Budget
+from outrider.core.tree import chain
 from outrider.grow.either import Either
-from outrider.protocols import Budget
-from outrider.tree import chain
 
 
 class Marked:
@@ -17,8 +17,8 @@ class Marked:
         self.asked.append((list(slots), list(noise)))
         return [chain(p, [self.token] * b.nodes) for p, b in zip(pending, budgets, strict=True)]
 
-    def observe(self, slot, record) -> None:
-        self.seen.append((slot, record))
+    def observe(self, slots, records) -> None:
+        self.seen.append((slots, records))
 
 
 def test_slots_go_to_the_grower_of_their_kind_and_come_back_in_order() -> None:
@@ -29,5 +29,5 @@ def test_slots_go_to_the_grower_of_their_kind_and_come_back_in_order() -> None:
     assert likeliest.asked == [([4, 6], [None, None])] and drawn.asked == [([5], ["noise"])]
     grower.grow(None, [4], [7], [Budget(1, 1)], [None])
     assert len(drawn.asked) == 1  # nobody to grow for: not asked
-    grower.observe(4, "record")
-    assert likeliest.seen == drawn.seen == [(4, "record")]
+    grower.observe([4], ["record"])
+    assert likeliest.seen == drawn.seen == [([4], ["record"])]

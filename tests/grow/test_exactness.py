@@ -1,4 +1,4 @@
-"""Every outcome of growing and verifying on toy models: the emitted tokens have the target's law, whatever the grower.
+"""Every outcome of growing and verifying on toy models: what is emitted is distributed as the target says.
 
 Each planted bug is one that the papers' code or a hasty grower makes; the same comparison must see it.
 """
@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.check.exhaustive import CASES, TOLERANCE, Case, distance, grown_law
+from outrider.check.exhaustive import CASES, TOLERANCE, Case, distance, grown_distribution
 from outrider.check.toy import ToyLM
+from outrider.core.records import Budget
 from outrider.grow import drawing, dyspec, kary, rsd, sequoia
 from outrider.grow.chain import Chain
 from outrider.grow.dyspec import Calibration, Heap, Threshold
@@ -20,17 +21,19 @@ from outrider.grow.rsd import ConstantBranching, StochasticBeam
 from outrider.grow.sequoia import Sequoia
 from outrider.grow.top_plus_one import TopPlusOne
 from outrider.grow.topk import TopK
-from outrider.protocols import Budget
 from outrider.verify.recursive import Recursive
 from outrider.verify.traversal import Traversal
 
 
 def hopeful() -> Calibration:
     """What is seen where drafts are accepted more often than they are likely."""
-    own = Calibration()
-    own._drawn[0], own._drawn[1] = 100.0, 80.0
-    own._asked[0], own._asked[1] = 100.0, np.linspace(90.0, 10.0, own._asked[1].size).reshape(own._asked[1].shape)
-    return own
+    calibration = Calibration()
+    calibration._drawn[0], calibration._drawn[1] = 100.0, 80.0
+    calibration._asked[0], calibration._asked[1] = (
+        100.0,
+        np.linspace(90.0, 10.0, calibration._asked[1].size).reshape(calibration._asked[1].shape),
+    )
+    return calibration
 
 
 GROWERS = {
@@ -58,15 +61,15 @@ GENERIC = CASES[0]
 
 def gap(grower: str, case: Case = GENERIC, verifier=None) -> float:
     make, budget = GROWERS[grower]
-    law, count = grown_law(verifier or Recursive(), make, budget, case)
+    probs, count = grown_distribution(verifier or Recursive(), make, budget, case)
     assert count > 1 or case.target.greedy
-    assert sum(law.values()) == pytest.approx(1.0)
-    return distance(law, case.target, LENGTH)
+    assert sum(probs.values()) == pytest.approx(1.0)
+    return distance(probs, case.target, LENGTH)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("grower", GROWERS)
-def test_grown_trees_give_the_targets_law(grower: str, case: Case) -> None:
+def test_grown_trees_give_the_targets_distribution(grower: str, case: Case) -> None:
     assert gap(grower, case) <= TOLERANCE
 
 
@@ -77,15 +80,15 @@ def test_traversal_from_the_leaves_is_exact_on_trees_whose_form_depends_on_the_d
 
 def test_a_wider_beam_over_four_tokens_is_exact() -> None:
     case = replace(GENERIC, target=ToyLM(4, seed=1), draft=ToyLM(4, seed=11))
-    law, count = grown_law(Recursive(), lambda: StochasticBeam(3, 2), Budget(6, 2), case, limit=60_000)
+    probs, count = grown_distribution(Recursive(), lambda: StochasticBeam(3, 2), Budget(6, 2), case, limit=60_000)
     assert count > 1000
-    assert distance(law, case.target, 3) <= TOLERANCE
+    assert distance(probs, case.target, 3) <= TOLERANCE
 
 
 @pytest.mark.parametrize("grower", ["k-ary without replacement (2, 2)", "rsd-c (3, 1)", "sequoia 4"])
 def test_rows_that_are_not_reduced_after_a_draw_are_seen(grower: str, monkeypatch) -> None:
-    def unreduced(law, count, noise, node):
-        return [(token, law) for token, _ in drawing.without_replacement(law, count, noise, node)]
+    def unreduced(q, count, noise, node):
+        return [(token, q) for token, _ in drawing.without_replacement(q, count, noise, node)]
 
     monkeypatch.setattr(rsd, "without_replacement", unreduced)
     monkeypatch.setattr(sequoia, "without_replacement", unreduced)
@@ -110,8 +113,8 @@ def test_a_beam_that_looks_at_the_child_before_keeping_it_is_seen(monkeypatch) -
     """An ordinary beam over sampled children: the improbable ones are dropped because of what they are."""
     original = rsd._Beam.expand
 
-    def expand(self, nodes, laws):
-        wanted = original(self, nodes, laws)
+    def expand(self, nodes, rows):
+        wanted = original(self, nodes, rows)
         growth = self.growth
         for node in nodes:
             growth.draws[node] = tuple(d for d in growth.draws[node] if d.row is None or d.row.prob(d.token) > 0.25)
@@ -128,7 +131,7 @@ def test_dropping_a_drawn_token_for_its_low_value_is_seen(grower: str, monkeypat
 
     def tree(self, origin):
         grown = original(self, origin)
-        draws = tuple(tuple(d for d in own if d.row is None or d.row.prob(d.token) > 0.25) for own in grown.draws)
+        draws = tuple(tuple(d for d in made if d.row is None or d.row.prob(d.token) > 0.25) for made in grown.draws)
         return replace(grown, draws=draws)
 
     monkeypatch.setattr(dyspec._Positions, "tree", tree)
@@ -144,20 +147,20 @@ def test_taking_the_likeliest_and_calling_it_a_draw_is_seen() -> None:
         def grow(self, source, slots, pending, budgets, noise):
             return super().grow(source, slots, pending, budgets, [Favourite()] * len(slots))
 
-    law, _ = grown_law(Recursive(), Wrong, Budget(4, 3), GENERIC)
-    assert distance(law, GENERIC.target, LENGTH) > 1e-3
+    probs, _ = grown_distribution(Recursive(), Wrong, Budget(4, 3), GENERIC)
+    assert distance(probs, GENERIC.target, LENGTH) > 1e-3
 
 
 def test_top_tokens_chosen_with_knowledge_of_the_sampled_one_are_seen(monkeypatch) -> None:
-    """Drawing from the whole row first and calling the rest of the top points: the row no longer is the law."""
+    """Drawing from the whole row first and calling the rest of the top points: the row is not what was drawn from."""
 
-    def wrong(law, count, noise, node):
-        index = noise.draw(law.probs, node, 0)
-        order = [i for i in drawing.ranked(law) if i != index][: count - 1]
-        rest = np.ones(len(law.ids), dtype=bool)
+    def wrong(q, count, noise, node):
+        index = noise.draw(q.probs, node, 0)
+        order = [i for i in drawing.ranked(q) if i != index][: count - 1]
+        rest = np.ones(len(q.ids), dtype=bool)
         rest[order] = False
-        row = drawing.proper(type(law)(law.ids[rest], law.probs[rest]))
-        return [*((int(law.ids[i]), None) for i in order), (int(law.ids[index]), row)]
+        row = drawing.proper(type(q)(q.ids[rest], q.probs[rest]))
+        return [*((int(q.ids[i]), None) for i in order), (int(q.ids[index]), row)]
 
     monkeypatch.setattr("outrider.grow.top_plus_one.top_plus_one", wrong)
     assert gap("top plus one") > 1e-3

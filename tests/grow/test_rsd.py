@@ -1,4 +1,4 @@
-"""Stochastic beam search without times: its kept prefixes have the law of sequences drawn without replacement."""
+"""Stochastic beam search without times: its kept prefixes are distributed like sequences drawn without replacement."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from outrider.check.enumeration import outcomes
 from outrider.check.exhaustive import CONTEXT, grow_tree
 from outrider.check.toy import ToyLM
+from outrider.core.noise import DRAFT, StreamNoise
+from outrider.core.records import Budget
 from outrider.grow import rsd
 from outrider.grow.rsd import ConstantBranching, StochasticBeam
-from outrider.noise import DRAFT, StreamNoise
-from outrider.protocols import Budget
 
 Kept = tuple[frozenset[tuple[int, ...]], ...]  # per depth
 
@@ -51,10 +51,10 @@ def drawn(lm: ToyLM, width: int, depth: int) -> dict[Kept, float]:
                     level.append(tokens[: i + 1])
             yield from walk({k: v for k, v in left.items() if k != tokens}, new, weight * p / total)
 
-    law: dict[Kept, float] = {}
+    probs: dict[Kept, float] = {}
     for kept, weight in walk(chance, [[] for _ in range(depth)], 1.0):
-        law[kept] = law.get(kept, 0.0) + weight
-    return law
+        probs[kept] = probs.get(kept, 0.0) + weight
+    return probs
 
 
 def difference(lm: ToyLM, width: int, depth: int) -> float:
@@ -90,8 +90,8 @@ def test_parents_that_all_enter_the_race_at_once_are_seen(monkeypatch) -> None:
 
 
 def test_a_beam_as_wide_as_the_tree_keeps_everything() -> None:
-    law = grown(ToyLM(2, seed=3), 4, 2)
-    assert [len(level) for level in next(iter(law))] == [2, 4] and len(law) == 1
+    probs = grown(ToyLM(2, seed=3), 4, 2)
+    assert [len(level) for level in next(iter(probs))] == [2, 4] and len(probs) == 1
 
 
 def test_without_noise_it_is_beam_search() -> None:
@@ -104,16 +104,16 @@ def test_without_noise_it_is_beam_search() -> None:
     assert {tuple(tree.path_tokens(i)) for i in range(len(tree)) if tree.depths[i] == 2} == best
 
 
-def test_ordered_siblings_have_the_law_of_sampling_without_replacement() -> None:
+def test_ordered_siblings_have_the_distribution_of_sampling_without_replacement() -> None:
     lm = ToyLM(5, seed=2)
     p = lm.probs(CONTEXT)
-    law = outcomes(
+    probs = outcomes(
         lambda paths: tuple(
             d.token for d in grow_tree(ConstantBranching((3,)), lm, Budget(9, 1), paths.noise("draft")).draws[0]
         )
     )
-    assert len(law) == 60
-    for (a, b, c), found in law.items():
+    assert len(probs) == 60
+    for (a, b, c), found in probs.items():
         assert found == pytest.approx(p[a] * p[b] / (1 - p[a]) * p[c] / (1 - p[a] - p[b]), rel=1e-9)
 
 

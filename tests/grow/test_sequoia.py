@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from outrider.check.enumeration import branches
 from outrider.check.exhaustive import CONTEXT, grow_tree
 from outrider.check.toy import TableRows, ToyLM
-from outrider.grow.acceptance import Acceptance
+from outrider.core.noise import DRAFT, StreamNoise
+from outrider.core.records import Budget, Scores, StepRecord, Verdict
+from outrider.core.tree import chain
+from outrider.grow.acceptance import RankAcceptance
 from outrider.grow.rsd import ConstantBranching
 from outrider.grow.sequoia import Sequoia, best_shape
 from outrider.grow.shape import Shape, k_ary
-from outrider.noise import DRAFT, StreamNoise
-from outrider.protocols import Budget, Scores, StepRecord, Verdict
-from outrider.tree import chain
 from outrider.verify.recursive import Recursive
 
 Tree = tuple  # of the trees below it
@@ -95,7 +95,7 @@ def test_more_nodes_and_more_depth_are_never_worth_less() -> None:
 
 
 def test_grown_trees_have_the_shape() -> None:
-    grower = Sequoia(Acceptance((0.5, 0.25, 0.1)), depth=5)
+    grower = Sequoia(RankAcceptance((0.5, 0.25, 0.1)), depth=5)
     tree = grow_tree(grower, ToyLM(6, seed=1), Budget(12, 9), StreamNoise(1, 0, DRAFT, 0, 0))
     shape, _ = best_shape([0.5, 0.25, 0.1], Budget(12, 5))
     assert tuple(tree.parents[1:].tolist()) == shape.parents
@@ -111,13 +111,13 @@ def test_the_vector_is_learnt_and_changes_the_tree() -> None:
     before = grow_tree(grower, lm, Budget(8, 8), None)
     assert not before.is_chain
     for _ in range(300):  # the first draw always wins
-        grower.observe(0, record(chain(0, [1, 2, 3]), (1, 2, 3)))
+        grower.observe([0], [record(chain(0, [1, 2, 3]), (1, 2, 3))])
     assert grow_tree(grower, lm, Budget(6, 8), None).is_chain
     assert grower.acceptance.by_rank().sum() <= 1.0  # ranks never offered share what the first leaves
     assert (grower.acceptance.by_depth_and_rank().sum(1) <= 1.0).all()
     frozen = Sequoia(depth=6, refresh=0)
     for _ in range(300):
-        frozen.observe(0, record(chain(0, [1, 2, 3]), (1, 2, 3)))
+        frozen.observe([0], [record(chain(0, [1, 2, 3]), (1, 2, 3))])
     assert grow_tree(frozen, lm, Budget(8, 8), None).parents.tolist() == before.parents.tolist()
 
 
@@ -132,7 +132,7 @@ def learnt() -> tuple[np.ndarray, np.ndarray]:
 
     offered, won = np.zeros(3), np.zeros(3)
     for (tree, verdict), weight in branches(step):
-        one = Acceptance(prior=(0.0,) * 3)
+        one = RankAcceptance(prior=(0.0,) * 3)
         one.observe(record(tree, verdict.path))
         offered += weight * one._offered.sum(0)
         won += weight * one._won.sum(0)
@@ -147,34 +147,34 @@ def test_the_measured_vector_is_the_chance_of_each_rank() -> None:
 
 
 def test_ranks_counted_by_position_in_the_tree_instead_of_the_draws_would_be_seen(monkeypatch) -> None:
-    original = Acceptance.observe
+    original = RankAcceptance.observe
 
     def observe(self, rec):
         original(self, rec)
         self._won = self._won[:, ::-1].copy()
 
-    monkeypatch.setattr(Acceptance, "observe", observe)
+    monkeypatch.setattr(RankAcceptance, "observe", observe)
     found, want = learnt()
     assert found != pytest.approx(want, abs=1e-3)
 
 
 def test_acceptance_by_depth_leans_on_all_depths_until_it_knows_better() -> None:
-    own = Acceptance(prior=(0.5, 0.1), weight=4.0, depths=3)
-    assert own.by_depth_and_rank() == pytest.approx(np.array([[0.5, 0.1]] * 3))
+    acceptance = RankAcceptance(prior=(0.5, 0.1), weight=4.0, depths=3)
+    assert acceptance.by_depth_and_rank() == pytest.approx(np.array([[0.5, 0.1]] * 3))
     for _ in range(400):
-        own.observe(record(chain(0, [1, 2]), (1,)))  # depth 0 always, depth 1 never
-    table = own.by_depth_and_rank()
-    assert table[0, 0] > 0.98 and table[1, 0] < 0.02 and table[2, 0] == pytest.approx(own.by_rank()[0])
-    assert own.by_rank()[0] == pytest.approx(0.5) and own.by_rank()[1] == pytest.approx(0.1)
-    own.observe(record(chain(0, []), ()))
-    assert own.steps == 400  # a step without candidates teaches nothing
+        acceptance.observe(record(chain(0, [1, 2]), (1,)))  # depth 0 always, depth 1 never
+    table = acceptance.by_depth_and_rank()
+    assert table[0, 0] > 0.98 and table[1, 0] < 0.02 and table[2, 0] == pytest.approx(acceptance.by_rank()[0])
+    assert acceptance.by_rank()[0] == pytest.approx(0.5) and acceptance.by_rank()[1] == pytest.approx(0.1)
+    acceptance.observe(record(chain(0, []), ()))
+    assert acceptance.steps == 400  # a step without candidates teaches nothing
 
 
 def test_forgetting_follows_a_change() -> None:
-    steady, nimble = Acceptance(weight=1.0), Acceptance(weight=1.0, keep=0.9)
+    steady, nimble = RankAcceptance(weight=1.0), RankAcceptance(weight=1.0, keep=0.9)
     for accepted in [(1,)] * 50 + [()] * 50:
-        for own in (steady, nimble):
-            own.observe(record(chain(0, [1]), accepted))
+        for acceptance in (steady, nimble):
+            acceptance.observe(record(chain(0, [1]), accepted))
     assert steady.by_rank()[0] == pytest.approx(0.5, abs=0.02) and nimble.by_rank()[0] < 0.06
 
 

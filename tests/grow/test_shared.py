@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from outrider import methods
 from outrider.check.toy import ToyLM, ToySource, ToyTarget
 from outrider.control.fixed import Fixed
+from outrider.core.engine import Engine
+from outrider.core.errors import InputError
+from outrider.core.noise import DRAFT, VERIFY, StreamNoise
+from outrider.core.protocols import Recipe
+from outrider.core.records import Budget
+from outrider.core.sampling import SamplingParams
 from outrider.draft.grown import Grown
-from outrider.engine import Engine
-from outrider.errors import InputError
 from outrider.grow.chain import Chain
 from outrider.grow.shared import SharedRace
-from outrider.methods import Options
-from outrider.noise import DRAFT, VERIFY, StreamNoise
-from outrider.protocols import Budget, Recipe
-from outrider.sampling import SamplingParams
+from outrider.methods import Options, registry
 from outrider.verify.invariant import Invariant
 from outrider.verify.rejection import Rejection
 
@@ -29,7 +30,7 @@ PLAIN = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
 
 
 @given(st.integers(2, 60), st.integers(0, 10_000), st.lists(st.integers(0, 59), max_size=5))
-def test_the_first_arrival_is_the_pick_of_the_same_law(size: int, seed: int, path: list[int]) -> None:
+def test_the_first_arrival_is_the_pick_of_the_same_distribution(size: int, seed: int, path: list[int]) -> None:
     probs = np.random.default_rng(seed).dirichlet([0.5] * size)
     draft, verify = (StreamNoise(seed, 0, stream, 3, 40) for stream in (DRAFT, VERIFY))
     order = draft.first(np.arange(size), probs, path, size)
@@ -70,7 +71,7 @@ def test_later_arrivals_become_siblings_within_the_budget() -> None:
 
 def _started() -> ToySource:
     source = ToySource(ToyLM(5, seed=3))
-    source.begin(0, SimpleNamespace(tokens=np.array([0, 1]), temperature=1.0), ())  # type: ignore[arg-type]
+    source.begin(0, SimpleNamespace(tokens=np.array([0, 1]), temperature=1.0))  # type: ignore[arg-type]
     return source
 
 
@@ -83,4 +84,4 @@ def test_a_coupled_rule_refuses_shared_noise() -> None:
         with pytest.raises(InputError, match="draws with the target's own noise"):
             methods.build("x", None, None)  # type: ignore[arg-type]
     finally:
-        methods._METHODS.pop("x")
+        registry._METHODS.pop("x")

@@ -10,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.check.toy import ToyLM, ToySource
+from outrider.core.noise import DRAFT, StreamNoise, inverse
+from outrider.core.protocols import Grower
+from outrider.core.records import Budget
+from outrider.core.tree import Law, QRow, TokenTree
 from outrider.grow.chain import Chain
 from outrider.grow.cost_aware import CostAware
 from outrider.grow.drawing import reduced
@@ -20,9 +24,6 @@ from outrider.grow.rsd import ConstantBranching, StochasticBeam
 from outrider.grow.sequoia import Sequoia
 from outrider.grow.top_plus_one import TopPlusOne
 from outrider.grow.topk import TopK
-from outrider.noise import DRAFT, StreamNoise, inverse
-from outrider.protocols import Budget, Grower
-from outrider.tree import Law, QRow, TokenTree
 
 ONE = {Law.NONE, Law.IID}  # a leaf, a single sampled draw
 GROWERS: dict[str, tuple[Callable[[], Grower], set[Law]]] = {
@@ -68,8 +69,8 @@ class Counted(ToySource):
         self.calls += 1
         rows = super().extend(slots, trees, done)
         return [
-            [self._edit(row, tree.tokens[first + i]) for i, row in enumerate(own)]
-            for own, tree, first in zip(rows, trees, done, strict=True)
+            [self._edit(row, tree.tokens[first + i]) for i, row in enumerate(given)]
+            for given, tree, first in zip(rows, trees, done, strict=True)
         ]
 
     def _edit(self, row: QRow, token: int) -> QRow:
@@ -79,7 +80,7 @@ class Counted(ToySource):
 def source_of(lm: ToyLM, contexts: list[tuple[int, ...]]) -> Counted:
     source = Counted(lm)
     for slot, tokens in enumerate(contexts):
-        source.begin(slot, Text(*tokens), ())
+        source.begin(slot, Text(*tokens))
     return source
 
 
@@ -188,7 +189,7 @@ def test_the_source_runs_only_nodes_that_are_expanded() -> None:
             return super().extend(slots, trees, done)
 
     source = Watched(ToyLM(6, seed=4))
-    source.begin(0, Text(0, 1), ())
+    source.begin(0, Text(0, 1))
     (tree,) = Sequoia(depth=5).grow(source, [0], [1], [Budget(16, 5)], [noise_of(1)])
     assert tree.candidates == 16
     assert source.rows == sum(bool(draws) for draws in tree.draws[1:]) < 16
@@ -214,9 +215,9 @@ def test_rows_after_each_draw_are_the_rows_less_what_was_drawn() -> None:
         row = QRow(generator.permutation(999)[:size], weights / weights.sum())
         drawn = generator.permutation(size)[: generator.integers(2, size + 1)].tolist()
         left = row
-        for index, (token, own) in zip(drawn, reduced(row, drawn), strict=True):
-            assert token == row.ids[index] and set(own.ids.tolist()) == set(left.ids.tolist())
-            assert [own.prob(t) for t in left.ids.tolist()] == pytest.approx(left.probs.tolist(), rel=1e-9)
+        for index, (token, reduced_row) in zip(drawn, reduced(row, drawn), strict=True):
+            assert token == row.ids[index] and set(reduced_row.ids.tolist()) == set(left.ids.tolist())
+            assert [reduced_row.prob(t) for t in left.ids.tolist()] == pytest.approx(left.probs.tolist(), rel=1e-9)
             left = left.without(token)
 
 

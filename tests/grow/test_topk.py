@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from outrider.check.exhaustive import CONTEXT, grow_tree
 from outrider.check.toy import ToyLM, ToySource
+from outrider.core.records import Budget
 from outrider.grow import topk
 from outrider.grow.topk import TopK
-from outrider.protocols import Budget
 
 
 class Text:
@@ -89,7 +89,7 @@ def test_a_full_tree_is_not_asked_what_follows_its_last_node() -> None:
     lm = Sure(3)
     for nodes in (1, 2, 3):  # each a chain: as many levels as nodes, of which the first needs no call
         calls, source = 0, Watched(lm)
-        source.begin(0, Text(), ())
+        source.begin(0, Text())
         TopK(beam=3, branch=3, depth=6).grow(source, [0], [CONTEXT[-1]], [Budget(nodes, 6)], [None])
         assert calls == nodes - 1
 
@@ -104,6 +104,6 @@ def test_the_beam_bounds_the_rows_of_each_source_call() -> None:
             return original(self, slots, trees, done)
 
     source = Watched(ToyLM(6, seed=1, concentration=5.0))
-    source.begin(0, Text(), ())
+    source.begin(0, Text())
     (tree,) = TopK(beam=3, branch=4, depth=4).grow(source, [0], [CONTEXT[-1]], [Budget(40, 9)], [None])
     assert sizes == [3, 3, 3] and tree.candidates == 40

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from outrider.control.fixed import Fixed
-from outrider.draft import model
+from outrider.core.engine import Engine
+from outrider.core.protocols import Recipe
+from outrider.core.records import Budget
+from outrider.core.sampling import SamplingParams
 from outrider.draft.grown import Grown
-from outrider.engine import Engine
+from outrider.draft.model import draft_model as model
 from outrider.grow.cost_aware import CostAware
 from outrider.grow.dyspec import Heap, Threshold
 from outrider.grow.kary import KAry
@@ -16,9 +19,7 @@ from outrider.grow.rsd import StochasticBeam
 from outrider.grow.sequoia import Sequoia
 from outrider.grow.top_plus_one import TopPlusOne
 from outrider.grow.topk import TopK
-from outrider.protocols import Budget, Recipe
-from outrider.sampling import SamplingParams
-from outrider.target.eager import TransformersTarget
+from outrider.runtime.targets import eager_target
 from outrider.verify.invariant import Invariant
 from outrider.verify.recursive import Recursive
 from tests.watched import Watched, llama
@@ -43,13 +44,13 @@ def texts(grower, temperature: float) -> tuple[list[list[int]], list[list[int]]]
     with torch.no_grad():
         for weight in draft.parameters():
             weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
-    source = Watched(TransformersTarget(draft, max_slots=8))
-    engine = Engine(TransformersTarget(target, max_slots=4), PLAIN, strict=True)
+    source = Watched(eager_target(draft, max_slots=8))
+    engine = Engine(eager_target(target, max_slots=4), PLAIN, strict=True)
     recipe = Recipe("tree", Grown(source, grower, sampled=True), Recursive(), Fixed(Budget(8, 8)))
     params = SamplingParams(max_new_tokens=16, temperature=temperature, seed=3)
     both = []
-    for own in (recipe, PLAIN):
-        handles = [engine.submit(prompt, params, own) for prompt in PROMPTS]
+    for run in (recipe, PLAIN):
+        handles = [engine.submit(prompt, params, run) for prompt in PROMPTS]
         both.append([list(handle.result().token_ids) for handle in handles])
     return both[0], both[1]
 

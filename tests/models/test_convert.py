@@ -14,7 +14,7 @@ import pytest
 from rich.progress import Progress
 from safetensors import SafetensorError
 
-from outrider.errors import InputError, MissingExtra
+from outrider.core.errors import InputError, MissingExtra
 from outrider.models import convert, embedded, hub
 from outrider.models.convert import SEAL, converted, folder_for, is_complete
 from outrider.models.gguf_file import check_whole

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import LoadedModel
 from outrider.models.drafts import (
     CARD,
     WEIGHTS,
     DraftCard,
+    drafter_parameters,
     load_draft,
     new_draft,
-    own_parameters,
     read_card,
     save_draft,
     shipped_draft,
@@ -48,7 +48,7 @@ def test_an_untrained_draft_is_the_chosen_layers(tiny_llama: LoadedModel) -> Non
 def test_a_draft_owns_its_layers_and_norm_and_shares_the_rest(tiny_llama: LoadedModel, saved: Path) -> None:
     model = tiny_llama.model
     for draft in (new_draft(tiny_llama, (1, 0)), load_draft(saved, tiny_llama)):
-        owned = own_parameters(draft)
+        owned = drafter_parameters(draft)
         assert set(owned) == {n for n, _ in draft.named_parameters() if "layers." in n or n == "model.norm.weight"}
         theirs = {id(weight) for weight in model.parameters()}
         assert not any(id(weight) in theirs for weight in owned.values())
@@ -60,7 +60,7 @@ def test_a_draft_owns_its_layers_and_norm_and_shares_the_rest(tiny_llama: Loaded
 def test_a_saved_draft_comes_back(tiny_llama: LoadedModel, saved: Path) -> None:
     card = read_card(saved)
     assert (card.layers, card.licence) == ((1, 0), "Apache-2.0")
-    before, after = own_parameters(new_draft(tiny_llama, (1, 0))), own_parameters(load_draft(saved, tiny_llama))
+    before, after = drafter_parameters(new_draft(tiny_llama, (1, 0))), drafter_parameters(load_draft(saved, tiny_llama))
     assert all(torch.equal(after[name], weight.half().float()) for name, weight in before.items())
     assert sorted(p.name for p in saved.iterdir()) == [CARD, WEIGHTS]
 

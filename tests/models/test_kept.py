@@ -13,12 +13,12 @@ import torch
 
 from outrider import methods
 from outrider.api import Outrider
-from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
+from outrider.core.records import Traits
 from outrider.models import LoadedModel, drafts, kept
 from outrider.models.drafts import CARD, WEIGHTS, DraftCard, load_draft, new_draft, packed, save_draft, write_drafter
 from outrider.models.kept import find_drafter, find_kept, keep, named_folder, remove
-from outrider.protocols import Traits
+from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 
 
 def make(target: LoadedModel, place: Path, seed: int = 0, **card: Any) -> Path:
@@ -46,14 +46,14 @@ def test_the_newest_of_a_target_and_kind_is_found_before_the_shipped_one(tiny_ll
 
 
 def test_a_drafter_is_named_by_its_folder_or_by_the_name_it_is_kept_under(tiny_llama, tmp_path) -> None:
-    own = keep(make(tiny_llama, tmp_path / "one"), "here")
-    assert named_folder(own.name) == own.folder and named_folder(str(tmp_path / "one")) == tmp_path / "one"
+    drafter = keep(make(tiny_llama, tmp_path / "one"), "here")
+    assert named_folder(drafter.name) == drafter.folder and named_folder(str(tmp_path / "one")) == tmp_path / "one"
     assert named_folder("nothing") == Path("nothing")
-    assert find_kept(own.name[:9]).folder == own.folder
-    assert own.parameters == sum(p.numel() for p in Eagle3Layer(Eagle3Shape(32, 4, 2, 8, 48, (0, 1), 20),
+    assert find_kept(drafter.name[:9]).folder == drafter.folder
+    assert drafter.parameters == sum(p.numel() for p in Eagle3Layer(Eagle3Shape(32, 4, 2, 8, 48, (0, 1), 20),
                                                                torch.arange(20)).parameters())  # fmt: skip
     for wrong in ("nothing", ""):
-        with pytest.raises(UnknownName, match=own.name):
+        with pytest.raises(UnknownName, match=drafter.name):
             find_kept(wrong)
     keep(make(tiny_llama, tmp_path / "two", 2), "here")
     with pytest.raises(InputError, match="write more of one"):
@@ -61,29 +61,29 @@ def test_a_drafter_is_named_by_its_folder_or_by_the_name_it_is_kept_under(tiny_l
 
 
 def test_a_drafter_that_cannot_be_read_is_passed_over_and_can_be_removed(tiny_llama, tmp_path, caplog) -> None:
-    own = keep(make(tiny_llama, tmp_path / "one", 1), "here")
+    drafter = keep(make(tiny_llama, tmp_path / "one", 1), "here")
     torn = keep(make(tiny_llama, tmp_path / "two", 2), "here")
     (torn.folder / CARD).write_text("{")
-    assert find_drafter(tiny_llama, "eagle3") == own.folder
+    assert find_drafter(tiny_llama, "eagle3") == drafter.folder
     assert find_drafter(tiny_llama, "medusa") is None
     assert caplog.text.count(f"outrider drafters remove {torn.name}") == 1
-    (own.folder / WEIGHTS).write_bytes((own.folder / WEIGHTS).read_bytes()[:-1])
+    (drafter.folder / WEIGHTS).write_bytes((drafter.folder / WEIGHTS).read_bytes()[:-1])
     assert find_drafter(tiny_llama, "eagle3") is None
     for name in ("*", "", "eagle3-"):
         with pytest.raises(UnknownName):
             remove(name)
     remove(torn.name)
-    remove(own.name)
+    remove(drafter.name)
     assert kept.kept() == [] and not torn.folder.exists()
     with pytest.raises(UnknownName, match="outrider drafters list"):
-        remove(own.name)
+        remove(drafter.name)
 
 
 def test_a_draft_model_of_the_users_is_the_default_draft(tiny_llama, tmp_path) -> None:
     save_draft(tmp_path, new_draft(tiny_llama, (1,)), DraftCard(tiny_llama.name, tiny_llama.fingerprint, (1,)))
-    own = keep(tmp_path, "here")
-    assert find_drafter(tiny_llama) == own.folder
-    load_draft(own.folder, tiny_llama)
+    drafter = keep(tmp_path, "here")
+    assert find_drafter(tiny_llama) == drafter.folder
+    load_draft(drafter.folder, tiny_llama)
 
 
 def parts(target: LoadedModel, device: str = "cpu") -> methods.Parts:
@@ -107,9 +107,9 @@ def mix(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 def test_mix_takes_the_drafter_that_is_kept_for_its_target(tiny_llama, tmp_path, mix) -> None:
-    assert mix(parts(tiny_llama)) == ["suffix", "token-recycling", "predicted"]
+    assert mix(parts(tiny_llama)) == ["suffix", "token-recycling", "predicted", "jump-forward"]
     keep(make(tiny_llama, tmp_path / "one", 1), "here")
-    assert mix(parts(tiny_llama)) == ["suffix", "predicted", "eagle3"]
+    assert mix(parts(tiny_llama)) == ["suffix", "predicted", "jump-forward", "eagle3"]
 
 
 @pytest.mark.parametrize("option", ["drafter", "mix.drafter"])
@@ -119,7 +119,7 @@ def test_mix_takes_the_drafter_that_is_named(tiny_llama, tmp_path, mix, option: 
     keep(make(tiny_llama, tmp_path / "two", 2), "here")
     having = parts(tiny_llama)
     given = str(tmp_path / "one") if by == "folder" else named.name
-    assert mix(having, **{option: given}) == ["suffix", "predicted", "eagle3"]
+    assert mix(having, **{option: given}) == ["suffix", "predicted", "jump-forward", "eagle3"]
     expected = drafts.unpacked(drafts.load_file(tmp_path / "one" / WEIGHTS))
     assert torch.equal(having.drafts["eagle3", given].fc.weight, expected["fc.weight"])
     assert mix(having, **{option: given, "parts": "eagle3,suffix"}) == ["eagle3", "suffix"]
@@ -131,8 +131,8 @@ def test_the_default_method_drafts_with_it_and_says_what_the_model_says(tiny_lla
     for method, options in (("plain", {}), ("mix", {}), ("mix", {"size": "budget", "parts": "eagle3"})):
         with Outrider(tiny_llama, method, options=options, runtime="eager", strict=True) as engine:
             found = engine.generate([[3, 1, 4, 1, 5], [9, 2, 6]], max_new_tokens=24)
-        texts.append([own.token_ids for own in found])
-        drafted = sum(own.stats.drafted for own in found)
+        texts.append([generation.token_ids for generation in found])
+        drafted = sum(generation.stats.drafted for generation in found)
     assert texts[0] == texts[1] == texts[2] and drafted > 0
 
 

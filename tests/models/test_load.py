@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from outrider.errors import InputError, OutriderError, UnknownName, UnsupportedModel
+from outrider.core.errors import InputError, OutriderError, UnknownName, UnsupportedModel
 from outrider.models import LoadedModel, convert, hub, load, load_model, same_vocabulary
 from tests.models.tiny_gguf import WORDS, tiny_gguf_model, write_gguf
 

@@ -14,16 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from outrider.api import Outrider
-from outrider.draft.eagle3_layer import Eagle3Layer, Eagle3Shape, turns
-from outrider.errors import InputError, UnknownName
+from outrider.core.errors import InputError, UnknownName
 from outrider.export import export
-from outrider.export.export import own
+from outrider.export.export import drafter_rows
 from outrider.export.plain import PlainEagle3
 from outrider.models import LoadedModel, hub, load_model
 from outrider.models.drafts import CARD, DraftCard, packed, write_drafter
 from outrider.models.kept import Kept, keep_tensors
+from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape, rotary_angles
 from outrider.models.published import LAYER_IDS, find_published, read_published, target_name
-from outrider.recipes.trained import load_eagle3
+from outrider.models.trained import load_eagle3
 
 FORMATS = ("vllm", "sglang", "speculators")
 LAYERS, VOCAB, SAID = (1, 3, 5), 64, 20
@@ -115,9 +115,11 @@ def test_a_norm_before_the_residual_is_computed_as_the_format_says(target, tmp_p
     folder = foreign(target, tmp_path, lambda config, _: config.update(norm_before_residual=True), form)
     net = load_eagle3(added(folder, target).folder, target)
     embedded, features = torch.randn(9, 32), torch.randn(7, 96)
-    found = own(net, embedded, features, 3)
+    found = drafter_rows(net, embedded, features, 3)
     torch.testing.assert_close(found, PlainEagle3(folder).run(embedded, features, 3), atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(found, own(load_eagle3(tmp_path / "drafter", target), embedded, features, 3), atol=0.1)
+    assert not torch.allclose(
+        found, drafter_rows(load_eagle3(tmp_path / "drafter", target), embedded, features, 3), atol=0.1
+    )
     export(added(folder, target).folder, target, form, tmp_path / "again")
     assert torch.equal(PlainEagle3(tmp_path / "again").run(embedded, features, 3),
                        PlainEagle3(folder).run(embedded, features, 3))  # fmt: skip
@@ -133,7 +135,9 @@ def test_rotary_positions_of_llama_3_are_those_of_transformers(target, tmp_path)
     config = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=256, rope_parameters=rope)
     theirs = LlamaRotaryEmbedding(config)
     assert theirs.attention_scaling == 1.0 and not torch.allclose(theirs.inv_freq, 10_000.0 ** -(torch.arange(4) / 4))
-    torch.testing.assert_close(turns(torch.arange(100.0), net.shape), torch.arange(100.0)[:, None] * theirs.inv_freq)
+    torch.testing.assert_close(
+        rotary_angles(torch.arange(100.0), net.shape), torch.arange(100.0)[:, None] * theirs.inv_freq
+    )
     with pytest.raises(InputError, match="rotary is scaled"):
         export(added(folder, target).folder, target, "vllm", tmp_path / "again")
 
@@ -180,7 +184,7 @@ def test_draft_ids_in_another_order_are_put_in_ours(target, tmp_path) -> None:
 
 def test_what_a_loader_may_add_is_left_out(target, tmp_path) -> None:
     def change(config: Config, tensors: Tensors) -> None:
-        config["architectures"] = ["LlamaForCausalLM"]  # as the paper's own checkpoints say
+        config["architectures"] = ["LlamaForCausalLM"]  # as the paper's drafter_rows checkpoints say
         tensors["embed_tokens.weight"] = target.model.get_input_embeddings().weight.bfloat16()
         tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from outrider.errors import InputError, UnsupportedModel
+from outrider.core.errors import InputError, UnsupportedModel
 from outrider.models import LoadedModel, first_layers
 from outrider.models.truncate import layer_list
 

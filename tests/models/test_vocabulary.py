@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.api import Outrider
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import LoadedModel, same_vocabulary
 from outrider.models.vocabulary import ALPHABET, TokenizerBytes, token_bytes
-from tests.draft.two_tokenizers import byte_level, sentencepiece
+from tests.draft.model.two_tokenizers import byte_level, sentencepiece
 
 TOKENIZERS = {"byte-level": byte_level(400), "sentencepiece": sentencepiece(420)}
 BYTES = {name: TokenizerBytes(tokenizer) for name, tokenizer in TOKENIZERS.items()}

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.store import Store, open_store
 from outrider.store.build import sort_shard
 from outrider.store.format import Manifest, separator, write_manifest
+from outrider.store.store import Store, open_store
 from outrider.store.tokens import BARE
 
 Documents = Sequence[Sequence[int]]

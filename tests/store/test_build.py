@@ -21,12 +21,12 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.store import build as module
-from outrider.store import open_store
 from outrider.store.build import build, merge
 from outrider.store.corpus import pieces, scan
 from outrider.store.format import MANIFEST, read_manifest, separator
+from outrider.store.store import open_store
 from outrider.store.tokens import encoder, fingerprint
 
 
@@ -34,9 +34,9 @@ def byte_tokenizer(shift: int = 0) -> PreTrainedTokenizerFast:
     """One token a byte; `shift` gives the bytes other ids."""
     letters = sorted(ByteLevel.alphabet())
     vocabulary = {letter: (i + shift) % 256 for i, letter in enumerate(letters)}
-    own = Tokenizer(BPE(vocabulary, []))
-    own.pre_tokenizer, own.decoder = ByteLevel(add_prefix_space=False), Decoder()
-    return PreTrainedTokenizerFast(tokenizer_object=own)
+    made = Tokenizer(BPE(vocabulary, []))
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), Decoder()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 TOKENIZER = byte_tokenizer()
@@ -287,9 +287,9 @@ def test_a_build_that_is_killed_goes_on_and_ends_the_same(tmp_path: Path) -> Non
 def test_sorting_holds_one_shard_in_memory_whatever_the_corpus(tmp_path: Path, monkeypatch) -> None:
     """The sorter never sees more than a shard, and tokenising never more than a batch and a piece."""
     corpus = written(tmp_path / "c", a_txt=words(9000), b_txt=words(9000, 1))
-    sorter, encode = module._sorter(), module.encoder(TOKENIZER)
+    sorter, encode = module.sorter(), module.encoder(TOKENIZER)
     sorted_bytes, batches = [], []
-    monkeypatch.setattr(module, "_sorter", lambda: lambda data: sorted_bytes.append(len(data)) or sorter(data))
+    monkeypatch.setattr(module, "sorter", lambda: lambda data: sorted_bytes.append(len(data)) or sorter(data))
     monkeypatch.setattr(module, "encoder", lambda _: lambda t: batches.append(sum(map(len, t))) or encode(t))
     monkeypatch.setattr(module, "BATCH_BYTES", 2000)
     made(corpus, tmp_path / "s", shard_bytes=8192)

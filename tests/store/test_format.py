@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.errors import InputError
-from outrider.store import open_store
+from outrider.core.errors import InputError
 from outrider.store.format import FIXED, HEADER, MANIFEST, check_shard
+from outrider.store.store import open_store
 from tests.store.conftest import make_store
 
 SHARDS = [[[0, 1, 2, 3, 0, 1]], [[2, 0, 1, 1], [3]]]
@@ -122,7 +122,7 @@ def test_a_missing_store_or_shard_is_named(folder: Path) -> None:
 
 def test_two_processes_read_one_store(folder: Path) -> None:
     mine = open_store(folder)
-    asked = "import sys, numpy as np; from outrider.store import open_store; "
+    asked = "import sys, numpy as np; from outrider.store.store import open_store; "
     asked += "print(open_store(sys.argv[1]).count(np.array([0, 1])))"
     other = subprocess.run([sys.executable, "-c", asked, str(folder)], capture_output=True, text=True, check=True)
     assert int(other.stdout) == mine.count(np.array([0, 1])) == 3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.store import Store
+from outrider.store.store import Store
 from tests.store.conftest import make_store
 
 V = 4

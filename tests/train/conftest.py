@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.models import LoadedModel, load_model
-from outrider.train.selfdata import DataPlan, SelfData, write_data
+from outrider.train.text.selfdata import DataPlan, SelfData, write_data
 
 
 def make_target(seed: int) -> LoadedModel:

@@ -24,8 +24,8 @@ def test_fused_attention_equals_plain_in_values_and_gradients(late: int, kv_head
     for way in (plain, fused):
         out = way(q, pairs[0], pairs[1:])
         results.append([out, *torch.autograd.grad((out * goal).sum(), leaves)])
-    for own, other in zip(*results, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+    for got, other in zip(*results, strict=True):
+        torch.testing.assert_close(got, other, rtol=1e-9, atol=1e-9)
 
 
 def test_full_precision_on_a_cpu_is_written_out() -> None:
@@ -47,5 +47,5 @@ def test_fused_attention_in_half_precision_on_a_gpu(late: int) -> None:
     got = torch.autograd.grad((attend(q, pairs[0], pairs[1:]) * goal).sum(), leaves)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     out = plain(exact[0], (exact[1], exact[2]), list(zip(exact[3::2], exact[4::2], strict=True)))
-    for own, other in zip(got, torch.autograd.grad((out * goal).sum(), exact), strict=True):
-        assert float((own.double() - other).norm() / other.norm()) < 0.02
+    for gradient, other in zip(got, torch.autograd.grad((out * goal).sum(), exact), strict=True):
+        assert float((gradient.double() - other).norm() / other.norm()) < 0.02

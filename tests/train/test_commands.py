@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 from outrider.api import Outrider
 from outrider.cli import app
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.models import LoadedModel, load_model
 from outrider.models.drafts import read_card, shipped_draft
 from outrider.models.kept import drafters_folder, find_drafter
 from outrider.train import loop
-from outrider.train.kinds import KINDS
+from outrider.train.kinds.registry import KINDS
 from outrider.train.loop import LoopPlan
 from outrider.train.losses import LOSSES
-from outrider.train.selfdata import SelfData
+from outrider.train.text.selfdata import SelfData
 
 
 def run(*command: str) -> dict:
@@ -127,26 +127,26 @@ def test_what_was_trained_is_kept_for_its_target_also_without_a_folder(
     assert CliRunner().invoke(app, ["train", *command]).exit_code == 130
     made = run(*command)
     assert steps == [0, 1, 2, 3, 2, 3] and made["folder"] is None
-    own = find_drafter(target, "eagle3")
-    assert own is not None and own.name == made["kept"] and not any((drafters_folder().parent / "training").iterdir())
-    card = read_card(own)
+    kept = find_drafter(target, "eagle3")
+    assert kept is not None and kept.name == made["kept"] and not any((drafters_folder().parent / "training").iterdir())
+    card = read_card(kept)
     assert card.recipe["data"]["tokens"] > 1000 and card.origin == "outrider train run"
-    weights = [load_file(folder / "model.safetensors") for folder in (own, tmp_path / "apart")]
+    weights = [load_file(folder / "model.safetensors") for folder in (kept, tmp_path / "apart")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
 
 
 def test_a_drafter_answers_the_texts_users_and_is_trained_on_it(model: Path, tmp_path: Path) -> None:
-    text, drafter, own = (str(tmp_path / name) for name in ("text", "drafter", "own"))
+    text, drafter, written = (str(tmp_path / name) for name in ("text", "drafter", "written"))
     common = ("--model", str(model), "--device", "cpu")
     run("data", *common, "--tokens", "2k", "--length", "32", "--shard", "64", "--out", text)
     sizes = "--vocab 40 --unroll 2 --steps 2 --batch 4 --layers 0,1,2".split()
     run("run", *common, "--data", text, "--out", drafter, *sizes)
-    write = ("on-policy", *common, "--drafter", drafter, "--data", text, "--out", own)
+    write = ("on-policy", *common, "--drafter", drafter, "--data", text, "--out", written)
     for _ in range(2):  # the second time all of it is there
         made = run(*write, "--share", "0.25", "--sequences", "32", "--temperatures", "0,1")
         assert (made["sequences"], made["rewritten"], made["tokens"]) == (32, 8, 32 * 32)
         assert made["own"] == 8 * 31 and made["answers"] == 32 * 31
-    more = run("run", *common, "--data", own, "--from", drafter, "--out", str(tmp_path / "more"), *sizes,
+    more = run("run", *common, "--data", written, "--from", drafter, "--out", str(tmp_path / "more"), *sizes,
                "-o", "held_out=8")  # fmt: skip
     assert [point["step"] for point in more["curve"]] == [0, 2]
     shown = CliRunner().invoke(app, ["train", *write, "--share", "0.25", "--sequences", "32", "--temperatures", "0,1"])
@@ -210,14 +210,14 @@ def test_run_takes_the_defaults_that_kinds_lists(
         plans.append(plan)
         raise InputError("enough")
 
-    monkeypatch.setattr("outrider.cli.train.train_drafter", train_drafter)
+    monkeypatch.setattr("outrider.cli.train.commands.train_drafter", train_drafter)
     text = SelfData(torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.uint8))
-    monkeypatch.setattr("outrider.train.selfdata.read_data", lambda *_: text)
+    monkeypatch.setattr("outrider.train.text.selfdata.read_data", lambda *_: text)
     (tmp_path / "shard-0.safetensors").touch()
     more = ("--model", str(model), "--device", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
     assert "enough" in refused("run", "--kind", kind, *more)
     listed = next(row["settings"] for row in run("kinds")["rows"] if row["kind"] == kind)
-    assert json.loads(json.dumps(asdict(plans[0]))) == {name: own["default"] for name, own in listed.items()}
+    assert json.loads(json.dumps(asdict(plans[0]))) == {name: setting["default"] for name, setting in listed.items()}
 
 
 def test_folders_that_are_none_are_refused_before_the_model_is_loaded(
@@ -244,8 +244,8 @@ def test_the_shipped_drafter_is_small_belongs_to_the_embedded_model_and_is_accep
     prompt = engine.encode_chat([{"role": "user", "content": "What is 12 times 7? Explain it step by step."}])
     recipe = engine.recipe("eagle3", {"budget": 16, "controller": "fixed"})
     results = {
-        name: engine.engine.submit(prompt, engine._params(None, {"max_new_tokens": 32}), own).result()
-        for name, own in (("plain", engine.recipe("plain")), ("eagle3", recipe))
+        name: engine.engine.submit(prompt, engine._params(None, {"max_new_tokens": 32}), each).result()
+        for name, each in (("plain", engine.recipe("plain")), ("eagle3", recipe))
     }
     assert results["eagle3"].token_ids == results["plain"].token_ids
     assert results["eagle3"].stats.mean_accepted > 1.8

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.errors import InputError
+from outrider.core.errors import InputError
 from outrider.train.crew import Crew, crew
-from outrider.train.kinds import find_kind, plan_of, train_drafter
-from outrider.train.selfdata import DataPlan, SelfData, write_data
+from outrider.train.kinds.registry import find_kind, plan_of, train_drafter
+from outrider.train.text.selfdata import DataPlan, SelfData, write_data
 from tests.train.conftest import make_markov
 
 pytest.importorskip("accelerate")

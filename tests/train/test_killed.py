@@ -54,11 +54,11 @@ def killed(command: list[str], when: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "outrider", *command],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-    ) as own:  # fmt: skip
-        while own.poll() is None and not when.exists():
+    ) as process:  # fmt: skip
+        while process.poll() is None and not when.exists():
             time.sleep(0.002)
-        own.send_signal(signal.SIGKILL)
-        assert own.wait() == -signal.SIGKILL, f"it ended before: {own.stderr.read() if own.stderr else ''}"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, f"it ended before: {process.stderr.read() if process.stderr else ''}"
 
 
 def shards(folder: Path) -> dict[str, dict[str, list[Any]]]:

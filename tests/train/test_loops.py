@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.models import LoadedModel
-from outrider.train.dialogue import FORCED, Dialogue, Piece
 from outrider.train.loops import FARTHEST, Loops
-from outrider.train.selfdata import DataPlan, sample_shard
+from outrider.train.text.dialogue import FORCED, Dialogue, Piece
+from outrider.train.text.selfdata import DataPlan, sample_shard
 
 
 def said_again(turn: list[int], enough: int) -> bool:
@@ -43,18 +43,18 @@ def test_turns_that_loop_are_ended_there(tiny_llama: LoadedModel) -> None:
     pieces = (Piece((7, 8), True, then=(0,)),)
     script = Dialogue(pieces, (0,), frozenset({63}))
 
-    def answers(loop: int, heat: float) -> list[list[int]]:
-        plan = DataPlan(tokens=1, length=160, batch=4, loop=loop, most=120, answer_temperatures=(heat,))
+    def answers(loop: int, temperature: float) -> list[list[int]]:
+        plan = DataPlan(tokens=1, length=160, batch=4, loop=loop, most=120, answer_temperatures=(temperature,))
         made = sample_shard(tiny_llama.model, script, plan, 0, lambda step: None)
         turns: list[list[int]] = []
         for tokens, roles in zip(made.tokens.tolist(), made.roles.tolist(), strict=True):
-            own: list[int] = []
+            said: list[int] = []
             for token, role in zip(tokens[2:], roles[2:], strict=True):
                 if role == FORCED:
-                    turns += [own] if own else []
-                    own = []
+                    turns += [said] if said else []
+                    said = []
                 else:
-                    own.append(token)
+                    said.append(token)
         return turns
 
     greedy = answers(6, 0.0)

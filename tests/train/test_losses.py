@@ -39,7 +39,7 @@ def test_losses_equal_their_definitions(logits: tuple[torch.Tensor, torch.Tensor
         torch.testing.assert_close(loss(p_logits, q_logits).double(), expected[name], atol=1e-5, rtol=1e-5)
         wide = loss(p_logits.double(), q_logits.double())
         torch.testing.assert_close(wide, expected[name], atol=1e-10, rtol=1e-9, msg=name)
-        if name not in ("ce", "tvdpp"):  # divergences, all but these two: zero for equal laws only
+        if name not in ("ce", "tvdpp"):  # divergences, all but these two: zero for equal distributions only
             assert loss(p_logits, p_logits).abs().max() < 1e-6 and wide.min() > 1e-3
 
 
@@ -64,8 +64,8 @@ def test_the_gradient_of_tvdpp_is_a_policy_gradient_and_parallel_to_that_of_tvd(
     for name, advantage in (("tvd", reward), ("tvdpp", (reward - mean) / (spread + 1e-6))):
         expected = torch.zeros_like(q)
         for x in range(9):
-            own = torch.nn.functional.one_hot(torch.tensor(x), 9).double()
-            expected -= q[:, x : x + 1] * advantage[:, x : x + 1] * (own - q)
+            one_hot = torch.nn.functional.one_hot(torch.tensor(x), 9).double()
+            expected -= q[:, x : x + 1] * advantage[:, x : x + 1] * (one_hot - q)
         torch.testing.assert_close(gradients[name], expected)
     torch.testing.assert_close(gradients["tvdpp"] * (spread + 1e-6), gradients["tvd"])
 
@@ -77,7 +77,7 @@ def test_tvdpp_with_equal_rewards_is_finite_and_teaches_nothing() -> None:
     assert q_logits.grad is not None and not q_logits.grad.any()
 
 
-def test_divergences_know_their_bounds_and_which_law_is_which() -> None:
+def test_divergences_know_their_bounds_and_which_distribution_is_which() -> None:
     p_logits, q_logits = torch.tensor([[50.0, 0.0, 0.0]]), torch.tensor([[0.0, 50.0, 0.0]])
     assert float(LOSSES["tvd"](p_logits, q_logits)) == pytest.approx(1)
     assert float(LOSSES["jsd"](p_logits, q_logits)) == pytest.approx(np.log(2))

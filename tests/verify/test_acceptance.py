@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from outrider.check.drawings import DRAWINGS, Drawing, draw_tree
 from outrider.check.enumeration import Branches, branches
-from outrider.check.exhaustive import CONTEXT, Case, output_law
+from outrider.check.exhaustive import CONTEXT, Case, output_distribution
 from outrider.check.toy import TableRows, ToyLM, as_row
-from outrider.errors import InputError
-from outrider.protocols import Verifier
-from outrider.tree import Law, QRow, TokenTree
+from outrider.core.errors import InputError
+from outrider.core.protocols import Verifier
+from outrider.core.tree import Law, QRow, TokenTree
 from outrider.verify import kseq, recursive
 from outrider.verify.block import Block
 from outrider.verify.kseq import KSeq
@@ -24,7 +24,7 @@ from outrider.verify.naive import Naive
 from outrider.verify.optimal import Optimal, optimal_acceptance, optimal_acceptances
 from outrider.verify.recursive import Recursive
 from outrider.verify.rejection import Rejection
-from outrider.verify.transport import Transport, draft_law, transport_acceptance
+from outrider.verify.transport import Transport, draft_probs, transport_acceptance
 from outrider.verify.traversal import Traversal
 
 WAYS = {drawing.name: drawing for drawing in DRAWINGS}
@@ -45,7 +45,7 @@ toys = st.builds(
 )
 
 
-def laws(case: Case) -> tuple[np.ndarray, QRow]:
+def rows_of(case: Case) -> tuple[np.ndarray, QRow]:
     return case.target.probs(CONTEXT), case.draft.row(CONTEXT)
 
 
@@ -67,14 +67,14 @@ def hits(verifier: Verifier, drawing: Drawing, draws: int, case: Case) -> float:
 
 
 def tokens_said(verifier: Verifier, drawing: Drawing, shape: tuple[int, ...], case: Case) -> float:
-    law, _ = output_law(verifier, drawing, shape, case, limit=200_000)
-    return sum(len(tokens) * weight for tokens, weight in law.items())
+    said, _ = output_distribution(verifier, drawing, shape, case, limit=200_000)
+    return sum(len(tokens) * weight for tokens, weight in said.items())
 
 
 @given(case=toys, k=st.integers(1, 4), scheme=st.sampled_from(list(SCHEMES)))
 @settings(max_examples=100, deadline=None)
 def test_the_bound_is_the_optimum_of_the_linear_program(case: Case, k: int, scheme: Law) -> None:
-    p, q = laws(case)
+    p, q = rows_of(case)
     bound = optimal_acceptance(p, q, k, scheme)
     assert bound == pytest.approx(transport_acceptance(p, q, k, scheme), abs=1e-8)
     assert bound == optimal_acceptance(torch.from_numpy(p), q, k, scheme)
@@ -83,8 +83,8 @@ def test_the_bound_is_the_optimum_of_the_linear_program(case: Case, k: int, sche
 @given(case=toys, k=st.integers(1, 3), scheme=st.sampled_from([Law.IID, Law.WITHOUT_REPLACEMENT]))
 @settings(max_examples=40, deadline=None)
 def test_the_bound_is_the_least_cut_over_all_subsets(case: Case, k: int, scheme: Law) -> None:
-    p, q = laws(case)
-    drafts = draft_law(q, k, scheme)
+    p, q = rows_of(case)
+    drafts = draft_probs(q, k, scheme)
     subsets = chain.from_iterable(combinations(range(len(p)), size) for size in range(len(p) + 1))
     cuts = [sum(p[t] for t in h) - sum(w for tokens, w in drafts.items() if tokens <= set(h)) for h in subsets]
     assert optimal_acceptance(p, q, k, scheme) == pytest.approx(1 + min(cuts), abs=1e-12)
@@ -93,7 +93,7 @@ def test_the_bound_is_the_least_cut_over_all_subsets(case: Case, k: int, scheme:
 @given(case=toys, k=st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 def test_a_row_that_may_propose_nothing_has_its_bound_too(case: Case, k: int) -> None:
-    p, q = laws(case)
+    p, q = rows_of(case)
     q = QRow(q.ids, q.probs * 0.7)
     assert optimal_acceptance(p, q, k, Law.IID) == pytest.approx(transport_acceptance(p, q, k, Law.IID), abs=1e-8)
     with pytest.raises(InputError, match="without replacement"):
@@ -120,7 +120,7 @@ def test_the_bound_without_replacement_is_right_on_long_and_steep_rows(spread: f
 @given(case=toys)
 @settings(max_examples=40, deadline=None)
 def test_the_bound_grows_with_the_drafts_from_the_overlap_to_the_support(case: Case) -> None:
-    p, q = laws(case)
+    p, q = rows_of(case)
     dense = np.zeros_like(p)
     dense[q.ids] = q.probs
     for scheme in SCHEMES:
@@ -144,7 +144,7 @@ def test_an_unknown_scheme_is_an_input_error() -> None:
 @given(case=toys, k=st.integers(1, 3), scheme=st.sampled_from(list(SCHEMES)))
 @settings(max_examples=60, deadline=None)
 def test_no_rule_accepts_more_than_the_bound(case: Case, k: int, scheme: Law) -> None:
-    bound = optimal_acceptance(*laws(case), k, scheme)
+    bound = optimal_acceptance(*rows_of(case), k, scheme)
     rules: Sequence[Verifier] = [Recursive(), Naive(), Traversal(), KSeq(), Optimal(), Transport()]
     for rule in rules:
         if scheme in rule.honours and not (rule.name == "optimal" and scheme is Law.IID):
@@ -155,22 +155,22 @@ def test_no_rule_accepts_more_than_the_bound(case: Case, k: int, scheme: Law) ->
 @settings(max_examples=60, deadline=None)
 def test_the_optimal_rule_reaches_the_optimum_of_its_drafts(case: Case, k: int) -> None:
     reached = hits(Optimal(), SCHEMES[Law.TOP_PLUS_ONE], k, case)
-    assert reached == pytest.approx(transport_acceptance(*laws(case), k, Law.TOP_PLUS_ONE), abs=1e-6)
-    assert reached == pytest.approx(optimal_acceptance(*laws(case), k, Law.TOP_PLUS_ONE), abs=1e-12)
+    assert reached == pytest.approx(transport_acceptance(*rows_of(case), k, Law.TOP_PLUS_ONE), abs=1e-6)
+    assert reached == pytest.approx(optimal_acceptance(*rows_of(case), k, Law.TOP_PLUS_ONE), abs=1e-12)
 
 
 @given(case=toys, k=st.integers(1, 3), scheme=st.sampled_from(list(SCHEMES)))
 @settings(max_examples=40, deadline=None)
 def test_the_transport_rule_reaches_the_optimum(case: Case, k: int, scheme: Law) -> None:
     assert hits(Transport(), SCHEMES[scheme], k, case) == pytest.approx(
-        transport_acceptance(*laws(case), k, scheme), abs=1e-8
+        transport_acceptance(*rows_of(case), k, scheme), abs=1e-8
     )
 
 
 @given(case=toys, k=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_k_seq_is_within_its_factor_of_the_optimum(case: Case, k: int) -> None:
-    p, q = laws(case)
+    p, q = rows_of(case)
     accepts, best = kseq.acceptance(torch.from_numpy(p), q, k), transport_acceptance(p, q, k, Law.IID)
     assert (1 - 1 / np.e) * best - 1e-9 <= accepts <= best + 1e-9
     if k < 4:
@@ -182,8 +182,8 @@ def test_k_seq_is_within_its_factor_of_the_optimum(case: Case, k: int) -> None:
 @given(case=toys, k=st.integers(2, 8))
 @settings(max_examples=100, deadline=None)
 def test_the_factor_of_k_seq_is_the_least_that_leaves_no_negative_residual(case: Case, k: int) -> None:
-    law, row = laws(case)
-    p, q = law[row.ids], row.probs
+    probs, row = rows_of(case)
+    p, q = probs[row.ids], row.probs
 
     def least(rho: float) -> float:
         kept = np.minimum(q, p / rho)
@@ -199,7 +199,7 @@ def test_the_factor_of_k_seq_is_the_least_that_leaves_no_negative_residual(case:
 @given(case=toys, k=st.integers(1, 3))
 @settings(max_examples=20, deadline=None)
 def test_recursive_accepts_as_its_formula_says(case: Case, k: int) -> None:
-    p, q = laws(case)
+    p, q = rows_of(case)
     assert recursive.acceptance(torch.from_numpy(p), [q] * k) == pytest.approx(hits(Recursive(), WAYS["iid"], k, case))
 
 
@@ -230,14 +230,14 @@ def test_block_verification_says_no_fewer_tokens_than_token_by_token(case: Case,
 class ContextFree:
     greedy = False
 
-    def __init__(self, *law: float) -> None:
-        self.law = np.array(law)
+    def __init__(self, *probs: float) -> None:
+        self.table = np.array(probs)
 
     def probs(self, context: Sequence[int]) -> np.ndarray:
-        return self.law
+        return self.table
 
     def row(self, context: Sequence[int]) -> QRow:
-        return as_row(self.law)
+        return as_row(self.table)
 
 
 @pytest.mark.parametrize(("rule", "drafts_kept"), [(Rejection(), 10 / 9), (Block(), 11 / 9), (Traversal(), 11 / 9)])

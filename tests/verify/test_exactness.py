@@ -1,4 +1,4 @@
-"""Each verifier's output law equals the target's, by enumeration of everything random (tolerance 1e-9)."""
+"""Each verifier's output distribution equals the target's, by enumeration of everything random (tolerance 1e-9)."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from outrider.check.drawings import DRAWINGS
 from outrider.check.exhaustive import CASES, SHAPES, Case, examine, exhaustive, quick
 from outrider.check.toy import ToyLM
-from outrider.errors import UnsupportedDraws
-from outrider.protocols import Verifier
-from outrider.tree import Law
+from outrider.core.errors import UnsupportedDraws
+from outrider.core.protocols import Verifier
+from outrider.core.tree import Law
 from outrider.verify.block import Block
 from outrider.verify.invariant import Invariant
 from outrider.verify.kseq import KSeq
@@ -36,7 +36,7 @@ named = pytest.mark.parametrize("verifier", VERIFIERS, ids=lambda v: v.name)
 
 
 @named
-def test_output_law_is_the_targets_for_every_honoured_law_and_case(verifier: Verifier) -> None:
+def test_output_distribution_is_the_targets_for_every_honoured_distribution_and_case(verifier: Verifier) -> None:
     results = quick(verifier)
     assert [r for r in results if not r.passed] == []
     assert {r.law for r in results} == verifier.honours - {Law.NONE}
@@ -45,7 +45,7 @@ def test_output_law_is_the_targets_for_every_honoured_law_and_case(verifier: Ver
 
 @pytest.mark.slow
 @named
-def test_output_law_is_the_targets_for_every_shape_in_every_case(verifier: Verifier) -> None:
+def test_output_distribution_is_the_targets_for_every_shape_in_every_case(verifier: Verifier) -> None:
     assert [r for r in exhaustive(verifier) if not r.passed] == []
 
 
@@ -80,7 +80,7 @@ def test_rules_are_exact_on_random_toys(
         assert verifier.name in ("optimal", "transport")
 
 
-def test_a_claimed_law_that_is_always_refused_has_failed() -> None:
+def test_a_claimed_distribution_that_is_always_refused_has_failed() -> None:
     class Boaster(Rejection):
         honours = frozenset(Law)
 

@@ -1,4 +1,4 @@
-"""The exhaustive kit can fail: each classic mistake, put into a copy of a rule's source, moves the output law."""
+"""The exhaustive kit can fail: each classic mistake, put into a copy of a rule's source, changes what is said."""
 
 import importlib
 import inspect
@@ -9,7 +9,7 @@ import pytest
 
 from outrider.check.drawings import DRAWINGS
 from outrider.check.exhaustive import CASES, examine
-from outrider.protocols import Verifier
+from outrider.core.protocols import Verifier
 
 WAYS = {drawing.name: drawing for drawing in DRAWINGS}
 NOT_NORMALISED = "iid, some propose nothing"
@@ -55,7 +55,7 @@ BUGS = {
     "traversal keeps the weight after a sibling failed": (
         "traversal", "Traversal", "a, left, mass = said / (said + (1.0 - a)), rest, total",
         "a, left, mass = a, rest, total", "iid", (1, 2)),
-    "traversal keeps the law after a sibling failed": (
+    "traversal keeps the distribution after a sibling failed": (
         "traversal", "Traversal", "a, left, mass = said / (said + (1.0 - a)), rest, total",
         "a = said / (said + (1.0 - a))", "iid", (2, 1)),
     "traversal forgets the weight in the residual": (
@@ -75,7 +75,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_moves_the_output_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_moves_the_output_distribution(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, rule, right, wrong, way, shape = BUGS[bug]
     sound: Verifier = getattr(importlib.import_module(f"outrider.verify.{module}"), rule)()
     assert examine(sound, WAYS[way], shape, CASES[0]).passed
@@ -102,8 +102,9 @@ def test_every_rule_uses_the_shared_residual_so_that_its_bug_can_be_planted(
 def test_block_that_stops_at_the_first_failure_is_caught() -> None:
     """Prefixes tried from the shortest up, kept while they succeed."""
     from outrider.check.toy import TableRows
-    from outrider.protocols import Noise, Rows, Verdict
-    from outrider.tree import TokenTree
+    from outrider.core.protocols import Noise, Rows
+    from outrider.core.records import Verdict
+    from outrider.core.tree import TokenTree
     from outrider.verify.block import Block
     from outrider.verify.residual import accept_ratio, after_rejection
 

@@ -1,6 +1,7 @@
 """What the rules promise besides exactness: acceptance rates, refusals, the traps of zero probability, lazy rows."""
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ import torch
 
 from outrider.check.drawings import DRAWINGS, Drawing, draw_tree
 from outrider.check.enumeration import Branches, outcomes
-from outrider.check.exhaustive import CASES, CONTEXT, Case, distance, output_law
+from outrider.check.exhaustive import CASES, CONTEXT, Case, distance, output_distribution
 from outrider.check.toy import TableRows, ToyLM, as_row
-from outrider.errors import InputError, MissingExtra, UnsupportedDraws
-from outrider.noise import DRAFT, VERIFY, StreamNoise, text_hash
-from outrider.protocols import Verifier
-from outrider.tree import NOTHING, Draw, Law, QRow, TokenTree, chain, fixed, from_paths, root
+from outrider.core.errors import InputError, MissingExtra, UnsupportedDraws
+from outrider.core.noise import DRAFT, VERIFY, StreamNoise, text_hash
+from outrider.core.protocols import Noise, Verifier
+from outrider.core.tree import NOTHING, Draw, Law, QRow, TokenTree, chain, fixed, from_paths, root
 from outrider.verify.block import Block
 from outrider.verify.invariant import Invariant
 from outrider.verify.kseq import KSeq
@@ -38,8 +39,8 @@ GENERIC = Case("five tokens", ToyLM(5, 1), ToyLM(5, 2), ToyLM(5, 3))
 P, Q = GENERIC.target.probs(CONTEXT), GENERIC.draft.probs(CONTEXT)
 
 
-class Rows:
-    """The same law at every node."""
+class SameRow:
+    """The same distribution at every node."""
 
     greedy = False
 
@@ -51,6 +52,9 @@ class Rows:
 
     def argmax(self, node: int) -> int:
         return int(self.row.argmax())
+
+    def pick(self, node: int, path: Sequence[int], noise: Noise) -> int:
+        return noise.pick(self.row, path)
 
     def together(self) -> None:
         return None
@@ -76,8 +80,8 @@ class Tails(Heads):
 
 def accepted(verifier: Verifier, drawing: Drawing, draws: int, case: Case = GENERIC) -> float:
     """Probability that one level of `draws` draws takes the walk at least one node down."""
-    law, _ = output_law(verifier, drawing, (draws,), case)
-    return sum(p for tokens, p in law.items() if len(tokens) > 1)
+    said, _ = output_distribution(verifier, drawing, (draws,), case)
+    return sum(p for tokens, p in said.items() if len(tokens) > 1)
 
 
 def tree_of(*draws: Draw, tokens: tuple[int, ...] = ()) -> TokenTree:
@@ -87,7 +91,7 @@ def tree_of(*draws: Draw, tokens: tuple[int, ...] = ()) -> TokenTree:
     return TokenTree(np.array([0, *tokens]), parents, (tuple(draws), *[()] * count))
 
 
-def verdict_law(verifier: Verifier, tree: TokenTree, rows: Rows) -> dict[tuple[tuple[int, ...], int], float]:
+def verdict_probs(verifier: Verifier, tree: TokenTree, rows: SameRow) -> dict[tuple[tuple[int, ...], int], float]:
     def run(paths: Branches) -> tuple[tuple[int, ...], int]:
         verdict = verifier.verify(tree, rows, paths.noise())
         return verdict.path, verdict.next_token
@@ -128,7 +132,7 @@ def test_top_plus_one_loses_nothing_to_the_order_of_testing() -> None:
 
 
 @coupled
-def test_drafting_with_the_targets_own_law_is_always_accepted(verifier: Verifier) -> None:
+def test_drafting_with_the_targets_own_distribution_is_always_accepted(verifier: Verifier) -> None:
     assert accepted(verifier, WAYS["iid"], 1, Case("", ToyLM(5, 1), ToyLM(5, 1), ToyLM(5, 1))) == pytest.approx(1)
 
 
@@ -146,7 +150,7 @@ def test_rejection_refuses_two_draws_at_a_node_wherever_it_stands() -> None:
         ((Draw(1, 1, row),), (Draw(2, 2, row), Draw(1, 3, row)), (), ()),
     )
     with pytest.raises(UnsupportedDraws, match=r"node 1 has 2.*recursive"):
-        Rejection().verify(deep, Rows([1.0, 0.0, 0.0]), Heads())  # the walk alone would end before node 1
+        Rejection().verify(deep, SameRow([1.0, 0.0, 0.0]), Heads())  # the walk alone would end before node 1
 
 
 def test_recursive_refuses_point_masses_ahead_of_draws_that_may_not_know_them() -> None:
@@ -154,8 +158,8 @@ def test_recursive_refuses_point_masses_ahead_of_draws_that_may_not_know_them() 
     tree = tree_of(Draw(1, 1, None), Draw(2, 2, row), tokens=(1, 2))
     assert tree.law(0) is Law.OTHER
     with pytest.raises(UnsupportedDraws, match=r"node 0.*sampled draws first"):
-        Recursive().verify(tree, Rows([0.2, 0.3, 0.5]), Heads())
-    Invariant().verify(tree, Rows([0.2, 0.3, 0.5]), Heads())
+        Recursive().verify(tree, SameRow([0.2, 0.3, 0.5]), Heads())
+    Invariant().verify(tree, SameRow([0.2, 0.3, 0.5]), Heads())
 
 
 def test_optimal_and_block_refuse_several_sampled_draws_wherever_they_stand() -> None:
@@ -166,37 +170,37 @@ def test_optimal_and_block_refuse_several_sampled_draws_wherever_they_stand() ->
         ((Draw(1, 1, row),), (Draw(2, 2, row), Draw(1, 3, row)), (), ()),
     )
     with pytest.raises(UnsupportedDraws, match=r"node 1 are iid.*top-plus-one"):
-        Optimal().verify(deep, Rows([1.0, 0.0, 0.0]), Heads())
+        Optimal().verify(deep, SameRow([1.0, 0.0, 0.0]), Heads())
     with pytest.raises(UnsupportedDraws, match=r"node 1 has 2.*traversal"):
-        Block().verify(deep, Rows([1.0, 0.0, 0.0]), Heads())
+        Block().verify(deep, SameRow([1.0, 0.0, 0.0]), Heads())
 
 
 def test_optimal_refuses_a_sample_from_a_row_that_still_holds_the_point_masses() -> None:
     row = QRow(np.array([1, 2]), np.array([0.5, 0.5]))
     with pytest.raises(UnsupportedDraws, match="node 0 are other"):
-        Optimal().verify(tree_of(Draw(1, 1, None), Draw(2, 2, row), tokens=(1, 2)), Rows([0.2, 0.3, 0.5]), Heads())
+        Optimal().verify(tree_of(Draw(1, 1, None), Draw(2, 2, row), tokens=(1, 2)), SameRow([0.2, 0.3, 0.5]), Heads())
 
 
 def test_transport_refuses_what_it_cannot_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = QRow(np.array([1, 2]), np.array([0.4, 0.4]))
     tree = tree_of(Draw(1, 1, lacking), Draw(2, 2, lacking.without(1)), tokens=(1, 2))
     with pytest.raises(UnsupportedDraws, match="may propose nothing"):
-        Transport().verify(tree, Rows([0.2, 0.3, 0.5]), Heads())
+        Transport().verify(tree, SameRow([0.2, 0.3, 0.5]), Heads())
     with pytest.raises(InputError, match="at most 64 tokens, not 65"):
-        Transport().verify(chain(0, [1]), Rows(np.full(65, 1 / 65)), Heads())
+        Transport().verify(chain(0, [1]), SameRow(np.full(65, 1 / 65)), Heads())
     wide = QRow(np.arange(40), np.full(40, 1 / 40))
     with pytest.raises(InputError, match="fewer draws"):
-        Transport().verify(tree_of(*[Draw(0, 1, wide)] * 4, tokens=(0,)), Rows(np.full(40, 1 / 40)), Heads())
+        Transport().verify(tree_of(*[Draw(0, 1, wide)] * 4, tokens=(0,)), SameRow(np.full(40, 1 / 40)), Heads())
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(MissingExtra, match=r"outrider\[bench\]"):
-        Transport().verify(chain(0, [1]), Rows([0.123, 0.877]), Heads())
+        Transport().verify(chain(0, [1]), SameRow([0.123, 0.877]), Heads())
 
 
 def test_traversal_enters_a_child_once_however_often_it_was_drawn() -> None:
     row = QRow(np.array([0, 1]), np.array([0.1, 0.9]))
     tree = tree_of(Draw(1, 1, row), Draw(1, 1, row), Draw(1, 1, row), tokens=(1,))
-    law = verdict_law(Traversal(), tree, Rows([0.7, 0.3]))  # a key used twice would raise
-    assert sum(p for (path, _), p in law.items() if path == (1,)) == pytest.approx(0.3 / 0.9)
+    probs = verdict_probs(Traversal(), tree, SameRow([0.7, 0.3]))  # a key used twice would raise
+    assert sum(p for (path, _), p in probs.items() if path == (1,)) == pytest.approx(0.3 / 0.9)
 
 
 def test_block_and_traversal_leave_the_rows_of_hopeless_nodes_alone() -> None:
@@ -209,7 +213,7 @@ def test_block_and_traversal_leave_the_rows_of_hopeless_nodes_alone() -> None:
 
 
 @each
-def test_a_law_that_is_not_honoured_is_refused(verifier: Verifier) -> None:
+def test_a_distribution_that_is_not_honoured_is_refused(verifier: Verifier) -> None:
     case = CASES[0]
     refused = {drawing.law for drawing in DRAWINGS} - verifier.honours
     assert (refused == set()) == (verifier.name == "invariant")
@@ -223,14 +227,14 @@ def test_a_law_that_is_not_honoured_is_refused(verifier: Verifier) -> None:
 def test_a_draw_that_its_row_cannot_have_made_is_refused(verifier: Verifier) -> None:
     row = QRow(np.array([1]), np.array([1.0]))
     with pytest.raises(UnsupportedDraws, match="token 2"):
-        verifier.verify(tree_of(Draw(2, 1, row), tokens=(2,)), Rows([0.2, 0.3, 0.5]), Heads())
+        verifier.verify(tree_of(Draw(2, 1, row), tokens=(2,)), SameRow([0.2, 0.3, 0.5]), Heads())
 
 
 @coupled
 def test_a_token_of_zero_probability_is_never_accepted(verifier: Verifier) -> None:
     row = QRow(np.array([1, 2]), np.array([0.5, 0.5]))
     tree = chain(0, [1], [row])
-    assert verifier.verify(tree, Rows([0.5, 0.0, 0.5]), Heads()).path == ()
+    assert verifier.verify(tree, SameRow([0.5, 0.0, 0.5]), Heads()).path == ()
 
 
 @each
@@ -238,28 +242,28 @@ def test_a_token_of_zero_probability_is_never_accepted(verifier: Verifier) -> No
 def test_tokens_beyond_the_vocabulary_have_no_probability(verifier: Verifier, token: int) -> None:
     row = QRow(np.array([1, token]), np.array([0.25, 0.75]))
     tree = tree_of(Draw(token, NOTHING, row))
-    law = verdict_law(verifier, tree, Rows([0.2, 0.3, 0.5]))
-    assert all(path == () and next_token < 3 for path, next_token in law)
+    probs = verdict_probs(verifier, tree, SameRow([0.2, 0.3, 0.5]))
+    assert all(path == () and next_token < 3 for path, next_token in probs)
     if verifier.coupled:  # norm([p - q]+) = [0.2, 0.05, 0.5] / 0.75
-        assert law[((), 1)] == pytest.approx(0.05 / 0.75)
+        assert probs[((), 1)] == pytest.approx(0.05 / 0.75)
 
 
 @coupled
 def test_no_proposal_is_a_sure_rejection(verifier: Verifier) -> None:
     row = QRow(np.array([1]), np.array([0.3]))
-    law = verdict_law(verifier, tree_of(Draw(NOTHING, NOTHING, row)), Rows([0.5, 0.3, 0.2]))
-    assert law == pytest.approx({((), 0): 5 / 7, ((), 2): 2 / 7})
+    probs = verdict_probs(verifier, tree_of(Draw(NOTHING, NOTHING, row)), SameRow([0.5, 0.3, 0.2]))
+    assert probs == pytest.approx({((), 0): 5 / 7, ((), 2): 2 / 7})
 
 
 @coupled
 def test_an_accepted_draw_without_a_node_ends_the_path_with_its_token(verifier: Verifier) -> None:
     row = QRow(np.array([1]), np.array([1.0]))
-    verdict = verifier.verify(tree_of(Draw(1, NOTHING, row)), Rows([0.5, 0.3, 0.2]), Heads())
+    verdict = verifier.verify(tree_of(Draw(1, NOTHING, row)), SameRow([0.5, 0.3, 0.2]), Heads())
     assert verdict.path == () and verdict.next_token == 1
 
 
 @pytest.mark.parametrize("verifier", [Invariant(), *SEVERAL], ids=lambda v: v.name)
-def test_muting_nodes_of_a_drawn_tree_keeps_the_law(verifier: Verifier) -> None:
+def test_muting_nodes_of_a_drawn_tree_keeps_the_distribution(verifier: Verifier) -> None:
     case = CASES[0]
 
     def run(paths: Branches) -> tuple[int, ...]:
@@ -274,17 +278,17 @@ def test_muting_nodes_of_a_drawn_tree_keeps_the_law(verifier: Verifier) -> None:
 def test_the_final_token_descends_into_a_child_that_was_never_tested() -> None:
     row = QRow(np.array([1]), np.array([1.0]))
     tree = tree_of(Draw(1, 1, row), Draw(2, 2, None), tokens=(1, 2))
-    law = verdict_law(Recursive(), tree, Rows([0.0, 0.0, 1.0]))
-    assert law == pytest.approx({((2,), 2): 1.0})
+    probs = verdict_probs(Recursive(), tree, SameRow([0.0, 0.0, 1.0]))
+    assert probs == pytest.approx({((2,), 2): 1.0})
 
 
 def test_repeated_draws_share_a_child_and_are_each_tested() -> None:
     first, second = QRow(np.array([1, 2]), np.array([0.9, 0.1])), QRow(np.array([1, 3]), np.array([0.2, 0.8]))
     tree = tree_of(Draw(2, 1, first), Draw(1, 2, second), Draw(1, 2, first), tokens=(2, 1))
-    law = verdict_law(Recursive(), tree, Rows([0.5, 0.3, 0.05, 0.15]))
+    probs = verdict_probs(Recursive(), tree, SameRow([0.5, 0.3, 0.05, 0.15]))
     # Draw 1: p(2)/q(2) = 1/2. Then [p - q]+ = (0.5, 0, 0, 0.15): token 1 fails twice, the first failure takes all of 3.
-    assert sum(p for (path, _), p in law.items() if path == (1,)) == pytest.approx(0.5)
-    assert law[((), 0)] == pytest.approx(0.5)
+    assert sum(p for (path, _), p in probs.items() if path == (1,)) == pytest.approx(0.5)
+    assert probs[((), 0)] == pytest.approx(0.5)
 
 
 @each
@@ -345,17 +349,17 @@ def test_invariant_says_the_same_text_with_any_tree_or_none() -> None:
 @pytest.mark.parametrize(
     "verifier", [v for v in COUPLED if v.name != "transport"], ids=lambda v: v.name
 )  # tosses no coin
-def test_a_rejection_that_only_rounding_made_leaves_the_targets_law(verifier: Verifier) -> None:
+def test_a_rejection_that_only_rounding_made_leaves_the_targets_distribution(verifier: Verifier) -> None:
     p = torch.tensor([0.25, 0.75], dtype=torch.float32)
     row = QRow(np.array([0, 1]), np.array([0.25, 0.75]) * (1 + 1e-12))
     left, mass = after_rejection(p, 1.0, row)
     assert left is p and mass == 1.0
-    assert verifier.verify(chain(0, [1], [row]), Rows([0.25, 0.75], torch.float32), Tails()).next_token == 0
+    assert verifier.verify(chain(0, [1], [row]), SameRow([0.25, 0.75], torch.float32), Tails()).next_token == 0
 
 
 @coupled
 def test_the_targets_row_is_not_written_to(verifier: Verifier) -> None:
-    rows = Rows([0.2, 0.3, 0.5])
+    rows = SameRow([0.2, 0.3, 0.5])
     before = rows.row.clone()
     verifier.verify(chain(0, [1], [QRow(np.array([1, 2]), np.array([0.9, 0.1]))]), rows, Tails())
     assert torch.equal(rows.row, before)
@@ -363,7 +367,7 @@ def test_the_targets_row_is_not_written_to(verifier: Verifier) -> None:
 
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_real_noise_gives_the_targets_law(verifier: Verifier, dtype: torch.dtype) -> None:
+def test_real_noise_gives_the_targets_distribution(verifier: Verifier, dtype: torch.dtype) -> None:
     """Chi-square of two tokens over fixed seeds, at a false-alarm rate of 1e-4."""
     lm, draft, count = ToyLM(3, seed=1), ToyLM(3, seed=2), 2000
     shape = (SHAPE[verifier.name][0], 1)

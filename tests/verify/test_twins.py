@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from outrider.check import scalar
 from outrider.check.drawings import DRAWINGS, draw_tree
 from outrider.check.toy import TableRows, ToyLM
-from outrider.noise import DRAFT, VERIFY, StreamNoise
-from outrider.protocols import Noise, Verdict, Verifier
-from outrider.tree import Law, TokenTree
+from outrider.core.noise import DRAFT, VERIFY, StreamNoise
+from outrider.core.protocols import Noise, Verifier
+from outrider.core.records import Verdict
+from outrider.core.tree import Law, TokenTree
 from outrider.verify.block import Block
 from outrider.verify.kseq import KSeq
 from outrider.verify.optimal import Optimal
@@ -19,7 +20,7 @@ from outrider.verify.recursive import Recursive
 from outrider.verify.rejection import Rejection
 from outrider.verify.traversal import Traversal
 
-Reference = Callable[[TokenTree, scalar.Laws, Noise], Verdict]
+Reference = Callable[[TokenTree, scalar.ProbsAt, Noise], Verdict]
 TWINS: list[tuple[Verifier, Reference]] = [
     (Rejection(), scalar.recursive),
     (Recursive(), scalar.recursive),

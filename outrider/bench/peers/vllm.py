@@ -12,6 +12,7 @@ from typing import Any
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
+OURS = {"model": "outrider.plugins.vllm.Proposer", "num_speculative_tokens": 16}
 CACHE_GB = "1"
 
 
@@ -28,7 +29,15 @@ class Peer:
         import vllm  # type: ignore[import-not-found]
 
         self.vllm = vllm
-        speculative: dict[str, Any] | None = {"plain": None, "ngram": NGRAM, "suffix": SUFFIX}[mode]
+        speculative: dict[str, Any] | None = {
+            "plain": None, "ngram": NGRAM, "suffix": SUFFIX, "outrider": OURS
+        }[mode]  # fmt: skip
+        if settings.get("drafter"):
+            speculative = {
+                "method": "eagle3",
+                "model": settings["drafter"],
+                "num_speculative_tokens": settings["depth"],
+            }
         if mode == "suffix" and settings["memory"] == "reset":
             speculative = {**SUFFIX, "suffix_decoding_max_cached_requests": 0}
         more: dict[str, Any] = {} if settings["device"] == "cpu" else {"gpu_memory_utilization": 0.3}
@@ -54,15 +63,16 @@ class Peer:
             outputs[name] = []
             self.requests += 1
             self.engine.add_request(name, {"prompt_token_ids": ids}, sampling)
-        steps = early = 0
+        steps = early = turns = 0
         first_s = 0.0
         while self.engine.has_unfinished_requests():
             steps += 1
             for made in self.engine.step():
                 outputs[made.request_id] = list(made.outputs[0].token_ids)
+                turns += 1
             if not first_s and all(outputs.values()):
                 first_s, early, steps = time.perf_counter() - begun, sum(map(len, outputs.values())), 1
         return {
             "outputs": list(outputs.values()), "first_s": first_s, "total_s": time.perf_counter() - begun,
-            "early": early, "steps": steps,
+            "early": early, "steps": steps, "turns": turns,
         }  # fmt: skip

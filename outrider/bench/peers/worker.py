@@ -48,14 +48,15 @@ def peak_bytes(reset: bool = False) -> int | None:
 def answer(peer: Any, prompts: list[list[int]], params: dict[str, Any]) -> dict[str, Any]:
     peak_bytes(reset=True)
     made = peer.generate(prompts, params)
-    own = getattr(peer, "peak_bytes", None)  # of a GPU, or of several processes
+    measured = getattr(peer, "peak_bytes", None)  # of a GPU, or of several processes
     return {
         "outputs": [[int(token) for token in tokens] for tokens in made["outputs"]],  # trimmed by who counts them
         "first_s": made["first_s"],
         "total_s": made["total_s"],
         "early": made.get("early", len(prompts)),
         "steps": made.get("steps", 0),
-        "peak_bytes": own() if own else peak_bytes(),
+        "turns": made.get("turns", 0),  # answers to sequences: tokens over these is the accepted length, in any batch
+        "peak_bytes": measured() if measured else peak_bytes(),
     }
 
 

@@ -1,0 +1,1 @@
+"""What is kept between starts: `outrider prepare` makes it beforehand, `outrider cache` shows and clears it."""

@@ -1,0 +1,1 @@
+"""`outrider train ...`: drafters made from nothing but the target."""

@@ -1,0 +1,126 @@
+"""What passes between a drafter that goes on from the target's hidden states and whatever runs its one trained layer.
+
+The drafter knows the text, which rows of it wait and which tree grows; a driver knows the network, where its keys and
+values lie and which kernels run it. Rows of candidates stand behind those of the text in the driver's cache and are
+written over later, so that going back costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.core.tree import QRow, TokenTree
+
+
+@dataclass(slots=True)
+class Features:
+    """Rows of one text where the target has been: its hidden states at all rows that ran with them, untouched."""
+
+    read: Callable[[], tuple[Tensor, ...]]  # the states: taken from the target's when they are wanted, most never are
+    rows: Sequence[int]  # those that are text
+    _hidden: tuple[Tensor, ...] | None = None
+
+    @property
+    def hidden(self) -> tuple[Tensor, ...]:
+        """One a layer, [n, d]."""
+        if self._hidden is None:
+            self._hidden = self.read()
+        return self._hidden
+
+    def joined(self) -> Tensor:
+        """[rows, layers * d]"""
+        joined = torch.cat(self.hidden, -1)
+        first, count = self.rows[0], len(self.rows)
+        if list(self.rows) == list(range(first, first + count)):
+            return joined[first : first + count]
+        return joined[torch.tensor(self.rows, device=joined.device)]
+
+    def without_last(self) -> tuple[Features | None, Features]:
+        """What stands before the last row, and the last row."""
+        before = Features(self.read, self.rows[:-1]) if len(self.rows) > 1 else None
+        return before, Features(self.read, self.rows[-1:])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPiece:
+    """The rows that one slot has in a forward: they see the first `base` rows of the cache, and `sees` from there."""
+
+    slot: int
+    base: int
+    start: int  # where the first of them is stored
+    positions: NDArray[np.int64]  # [rows], in the text
+    sees: NDArray[np.bool_]  # [rows, n]
+    tokens: Sequence[int]
+    states: Tensor  # [rows, d]
+
+    @property
+    def reach(self) -> int:
+        return self.base + self.sees.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraits:
+    """What a driver says of its network and of itself."""
+
+    layers: tuple[int, ...]  # of the target, whose hidden states it reads
+    hidden: int  # how many dimensions of them: the first
+    vocab: int  # tokens that it can say
+    device: torch.device
+    dtype: torch.dtype
+    # Rows of text that a sequence catches up with after a long rest, so that reading them never costs more than a
+    # draft brings; 0: all of them.
+    catches_up: int = 0
+
+
+class LayerDriver(Protocol):
+    """Runs one trained layer over the target's features. Changes its cache only."""
+
+    @property
+    def net(self) -> Any: ...  # the network it runs
+    @property
+    def traits(self) -> LayerTraits: ...
+    def embed(self, tokens: Tensor) -> Tensor: ...  # the target's embeddings, as wide and as precise as the network
+    def fuse(self, features: Tensor) -> Tensor: ...  # [rows, layers * d] -> [rows, d]: states where the target has been
+    def forward(self, pieces: Sequence[LayerPiece]) -> list[Tensor]: ...  # the states after these rows, [rows, d] each
+    def distributions(
+        self, states: Sequence[Tensor], temperatures: Sequence[float], width: int
+    ) -> list[list[QRow]]: ...  # after each row of each slot's states: the likeliest tokens, likeliest first
+    def renewed(self, net: Any) -> LayerDriver: ...  # for a network of the same shape, on the same cache; ready to run
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One slot's part of a proposal that is made as a whole."""
+
+    slot: int
+    depth: int
+    length: int  # rows of text in the cache
+    missed: int  # rows of text before them that it never held: positions run on
+    temperature: float
+    tokens: NDArray[np.int64]  # the token after each row that waits
+    waiting: Sequence[Features]  # rows of text that come next
+
+
+class TreesFound(Protocol):
+    """What one proposal found for several slots."""
+
+    def tree(self, i: int, pending: int, nodes: int, origin: str) -> TokenTree: ...  # the likeliest nodes of slot i
+
+
+class TreeDriver(Protocol):
+    """Makes whole proposals at once, up to the depth that it was made for. Changes the driver's cache only."""
+
+    @property
+    def driver(self) -> LayerDriver: ...  # whose network, cache and text it goes on from
+    @property
+    def text_rows(self) -> int: ...  # that may wait of a slot
+    @property
+    def largest_batch(self) -> int: ...
+    def propose(self, wanted: Sequence[Wanted], nodes: int, deepest: int) -> TreesFound: ...

@@ -1,0 +1,200 @@
+"""What an automaton lets one sequence say: the state of its text, and of the nodes of the tree that is looked at.
+
+Stop ids are no matter of the automaton: the text may end where the automaton is complete, with any id that ends it, and
+nowhere else. Below an illegal token, or one that ends the text, nothing is restricted: nothing there becomes text.
+Draws nothing and holds no distribution; where the masks go is for `core/sampling.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.core.numeric.compiled import compiled
+from outrider.core.protocols import Automaton, Suggests
+from outrider.core.tree import TokenTree
+
+WORD = 32  # tokens in one integer of a mask
+
+
+class Legal:
+    """Changes state in `append` only: the states of nodes are forgotten there."""
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        prompt: Sequence[int],
+        vocab_size: int,
+        stop_ids: Iterable[int] = (),  # all ids that end the text
+        also_text: Iterable[int] = (),  # those among them that the automaton may allow as text, too
+    ) -> None:
+        self.automaton = automaton
+        self.vocab_size = vocab_size
+        self._stops = [token for token in sorted(stop_ids) if token < vocab_size]
+        self._ends = frozenset(self._stops)
+        self._texts = frozenset(also_text) & self._ends
+        self._never = _words(self._ends - self._texts, vocab_size)  # as text
+        self._end_words = _words(self._ends, vocab_size)
+        self._state: Any = automaton.start(prompt)
+        self._states: dict[tuple[int, ...], Any] = {}  # by path; None: nothing said there can be text
+        self._rows: dict[tuple[int, ...], NDArray[np.int32]] = {}
+
+    def append(self, token: int) -> None:
+        """This token became text."""
+        self._state = self._after(self._state, token)
+        self._states.clear()
+        self._rows.clear()
+
+    def allows(self, token: int, path: Sequence[int] = ()) -> bool:
+        """Whether the token may follow `path`."""
+        key = tuple(path)
+        state = self._at(key)
+        if state is None or not 0 <= token < self.vocab_size:
+            return state is None
+        if (row := self._rows.get(key)) is not None:
+            return bool(row[token // WORD] >> token % WORD & 1)
+        if token in self._ends and self.automaton.complete(state):
+            return True
+        return (token not in self._ends or token in self._texts) and self.automaton.allows(state, token)
+
+    def continues(self, token: int, path: Sequence[int] = ()) -> bool:
+        """Whether the token may follow `path`, and `path` does not end the text: what is behind that is never said."""
+        return self._at(tuple(path)) is not None and self.allows(token, path)
+
+    def mass(self, probs: Tensor, path: Sequence[int] = ()) -> float:
+        """What of these probabilities [V] stands on tokens that may follow `path`."""
+        row = self.mask(path)
+        if row is None:
+            return 1.0
+        if probs.device.type == "cpu":
+            return float(_mass(probs.numpy(), row))
+        return float(probs.masked_fill(~_bits(row, probs), 0.0).sum())
+
+    def mask(self, path: Sequence[int] = ()) -> NDArray[np.int32] | None:
+        """[words] bit t % 32 of word t // 32: token t may follow `path`. None: nothing is restricted there."""
+        key = tuple(path)
+        if key not in self._rows and self._at(key) is not None:
+            self._fill([key])
+        return self._rows.get(key)
+
+    def masks(self, tree: TokenTree) -> NDArray[np.int32]:
+        """[nodes, words] of a whole tree, asked of the automaton in one call."""
+        paths = [tuple(tree.path_tokens(node)) for node in range(len(tree))]
+        self._fill([path for path in dict.fromkeys(paths) if path not in self._rows and self._at(path) is not None])
+        free = np.full(len(self._never), -1, dtype=np.int32)
+        return np.stack([self._rows.get(path, free) for path in paths])
+
+    def forced(self, path: Sequence[int] = ()) -> list[int]:
+        """Tokens that are bound to follow `path`, the end of the text included where nothing else may come."""
+        key = tuple(path)
+        if (state := self._at(key)) is None:
+            return []
+        run = [int(token) for token in self.automaton.forced(state)]
+        state = self._at((*key, *run))
+        if state is not None and len(self._stops) == 1 and self.automaton.complete(state):
+            row = self.mask((*key, *run))
+            if row is not None and np.bitwise_count(row.view(np.uint32)).sum() == 1:  # of integers it counts |x|'s
+                run += self._stops
+        return run
+
+    def continuations(self, path: Sequence[int] = ()) -> list[list[int]]:
+        """What is worth drafting behind `path`: what is bound to follow, or what the automaton suggests."""
+        state = self._at(tuple(path))
+        if state is not None and isinstance(self.automaton, Suggests):
+            return [list(run) for run in self.automaton.continuations(state)]
+        run = self.forced(path)
+        return [run] if run else []
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text may end here, or has ended."""
+        return self._state is None or bool(self.automaton.complete(self._state))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the text is complete, nothing may follow, and there is no id that ends it."""
+        return self._spent(self._state)
+
+    def _at(self, path: tuple[int, ...]) -> Any:
+        if not path:
+            return self._state
+        if path not in self._states:
+            state = self._after(self._at(path[:-1]), path[-1])
+            self._states[path] = None if self._spent(state) else state  # the text ends there
+        return self._states[path]
+
+    def _spent(self, state: Any) -> bool:
+        if self._stops or state is None or not self.automaton.complete(state):
+            return False
+        return not (self.automaton.mask([state])[0] & ~self._never).any()
+
+    def _after(self, state: Any, token: int) -> Any:
+        if state is None or (token in self._ends and (token not in self._texts or self.automaton.complete(state))):
+            return None
+        return self.automaton.advance(state, token)
+
+    def _fill(self, paths: Sequence[tuple[int, ...]]) -> None:
+        if not paths:
+            return
+        states = [self._at(path) for path in paths]
+        rows = self.automaton.mask(states) & ~self._never
+        for path, state, row in zip(paths, states, rows, strict=True):
+            if self.automaton.complete(state):
+                row |= self._end_words
+            self._rows[path] = row
+
+
+def ban(scores: Tensor, row: NDArray[np.int32]) -> Tensor:
+    """Changes `scores`, [V] float32 or [rows, V] with as many masks: what may not be said is -inf."""
+    if scores.device.type == "cpu":
+        for line, bits in zip(
+            scores.numpy().reshape(-1, scores.shape[-1]), row.reshape(-1, row.shape[-1]), strict=True
+        ):
+            _ban(line, bits)
+        return scores
+    return scores.masked_fill_(~_bits(row, scores), -torch.inf)
+
+
+def _bits(row: NDArray[np.int32], scores: Tensor) -> Tensor:
+    """[V] or [rows, V], where the scores are: a bit a token is what crosses."""
+    words = torch.from_numpy(row).to(scores.device)
+    shifts = torch.arange(WORD, device=scores.device, dtype=torch.int32)
+    return (words[..., None] >> shifts & 1).flatten(-2)[..., : scores.shape[-1]].bool()
+
+
+@compiled
+def _mass(probs, words):  # type: ignore[no-untyped-def]
+    size, total = len(probs), 0.0
+    for at in range((size + 31) // 32):
+        word, last = words[at], min(32, size - 32 * at)
+        if word == -1:
+            for bit in range(last):
+                total += probs[32 * at + bit]
+        elif word != 0:
+            for bit in range(last):
+                if (word >> bit) & 1:
+                    total += probs[32 * at + bit]
+    return total
+
+
+@compiled
+def _ban(scores, words):  # type: ignore[no-untyped-def]
+    size = len(scores)
+    for at in range((size + 31) // 32):
+        word = words[at]
+        if word != -1:
+            for bit in range(min(32, size - 32 * at)):
+                if not (word >> bit) & 1:
+                    scores[32 * at + bit] = -np.inf
+
+
+def _words(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+    """[words] with the bits of these tokens."""
+    bits = np.zeros(-(-vocab_size // WORD) * WORD, dtype=np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

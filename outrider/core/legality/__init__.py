@@ -1,0 +1,1 @@
+"""What automata do to a step besides masking: cut what cannot be said out of drafts, and hang on what has to follow."""

@@ -1,0 +1,1 @@
+"""Compiled code: how functions are compiled, and the arithmetic on rows of numbers that several parts share."""

@@ -1,0 +1,41 @@
+"""The sequences of one step by their method, and what together they need of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from outrider.core.protocols import Drafter, Recipe
+from outrider.core.records import NO_NEEDS, Needs
+from outrider.core.sequence import Running
+
+
+@dataclass(slots=True)
+class Group:
+    """The sequences of one method in a step, and the seconds it took to draft for them."""
+
+    recipe: Recipe
+    members: list[Running]
+    seconds: float = 0.0
+
+    def followers(self) -> tuple[Drafter | None, list[Running]]:
+        """The drafter, and the sequences that it has not failed; None where there are none."""
+        following = [s for s in self.members if s.drafter is not None]
+        return (self.recipe.drafter if following else None), following
+
+
+def by_recipe(batch: Sequence[Running]) -> list[Group]:
+    groups: dict[int, Group] = {}
+    for s in batch:
+        groups.setdefault(id(s.recipe), Group(s.recipe, [])).members.append(s)
+    return list(groups.values())
+
+
+def needs_of(batch: Collection[Running]) -> Needs:
+    needs = NO_NEEDS
+    for s in batch:
+        if s.drafter is not None:
+            needs |= s.drafter.needs
+        if s.params.prompt_logprobs is not None:
+            needs |= Needs(logits=True)
+    return replace(needs, rounded=all(s.largest_only for s in batch))

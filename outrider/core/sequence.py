@@ -1,0 +1,275 @@
+"""One running sequence: its history, its noise, where it must stop, and what it has emitted so far.
+
+Stop ids, stop strings, the length limit and the context's end cut an accepted path exactly where plain decoding would
+have stopped; counts and statistics are cut there too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.core.errors import InputError
+from outrider.core.generation import (
+    Delivery,
+    FinishReason,
+    Generation,
+    Listener,
+    Origin,
+    Stats,
+    TokenLogprob,
+)
+from outrider.core.legal import Legal
+from outrider.core.noise import TARGET, StreamNoise
+from outrider.core.protocols import Automaton, Bound, Constraint, Drafter, Noise, Predicate, Recipe
+from outrider.core.records import Budget, Scores, StepRecord, StepTiming, Verdict
+from outrider.core.sampling import History, SamplingParams
+from outrider.core.schedule.handle import Terms
+from outrider.core.target_rows import TargetRows
+from outrider.core.text import TextStream
+from outrider.core.trace.trace import Trace
+from outrider.core.tree import TokenTree
+
+log = logging.getLogger("outrider")
+StopCheck = Callable[[NDArray[np.int64]], bool]  # a caller's own criterion over all tokens, asked after each one
+Decode = Callable[[Sequence[int]], str]
+NoiseMaker = Callable[[int, int, int, int, int], Noise]  # seed, sample, stream, hash of the text, position
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """Changes state in `emit` and `finish` only."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    recipe: Recipe
+    seed: int
+    sample: int
+    eos_ids: frozenset[int]
+    vocab_size: int
+    max_context: int
+    decode: Decode | None = None
+    constraint: Constraint | None = None
+    automaton: Automaton | None = None
+    stop_check: StopCheck | None = None
+    on_token: Callable[[int], None] | None = None
+    make_noise: NoiseMaker = StreamNoise
+    bound: Bound | None = None
+    predicate: Predicate | None = None
+    request: int = 0
+    terms: Terms = Terms()
+    listener: Listener | None = None
+
+    slot: int = -1
+    behind: int = 0  # tokens of the text that are not in the cache, but for the pending one
+    leader: Running | None = None  # the sample of the same request whose prompt is run for both
+    cancelled: bool = False
+    finish: FinishReason | None = None
+    ended_by: str | int | None = None  # the stop string, or the id among the request's stop ids
+    left: bool = False  # everything has been said and counted
+    error: Exception | None = None
+    drafter: Drafter | None = None  # None once it failed, or for plain decoding
+    history: History = field(init=False)
+    text: TextStream | None = field(init=False)
+    stats: Stats = field(init=False)
+    trace: Trace | None = field(init=False)
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    legal_mass: list[float] = field(default_factory=list)  # of each token, where an automaton is followed
+    pieces: deque[str] = field(default_factory=deque)
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    _delivered: int = 0  # tokens
+    _undelivered: list[str] = field(default_factory=list)  # text
+
+    def __post_init__(self) -> None:
+        stop_ids = frozenset(self.params.stop_token_ids)
+        self.eos_ids = frozenset() if self.params.ignore_eos else self.eos_ids
+        ends, legal = self.eos_ids | stop_ids, None
+        if self.automaton is not None:
+            legal = Legal(self.automaton, self.prompt, self.vocab_size, ends, stop_ids - self.eos_ids)
+        self.history = History(
+            self.prompt, self.params, self.vocab_size, ends, self.constraint, legal, self.bound, self.predicate
+        )
+        decode = self.decode if self.params.skip_special else getattr(self.decode, "whole", self.decode)
+        self.text = TextStream(decode, self.params.stop, self.params.include_stop) if decode else None
+        self.stats = Stats(method=self.recipe.name, prompt_tokens=len(self.prompt))
+        self.trace = Trace() if self.params.trace else None
+        self.drafter = self.recipe.drafter
+        self._resume()
+
+    def _resume(self) -> None:
+        """What was said before counts as if it had been said here."""
+        said = self.terms.resume_from
+        if isinstance(said, Generation):
+            self.stats, self.origins, self.logprobs = deepcopy(said.stats), [*said.origins], [*(said.logprobs or ())]
+            self.legal_mass = [*(said.legal_mass or ())]
+            said = said.token_ids
+        else:
+            self.stats.new_tokens = self.stats.resumed_tokens = len(said)
+            self.origins = [Origin("", 0)] * len(said)
+        for token in said:
+            if self.done:
+                raise InputError(f"resume_from goes on behind the end of its text ({self.finish}); there is no more")
+            self.history.append((token,))
+            self._check(int(token))
+        self.pieces.clear()
+        self._undelivered.clear()
+        self._delivered = len(self.history.output)
+
+    @property
+    def done(self) -> bool:
+        return self.finish is not None
+
+    @property
+    def pending(self) -> int:
+        return int(self.history.tokens[-1])
+
+    @property
+    def text_to_find(self) -> list[int]:
+        """What may be in the cache already; nothing where the rows of the prompt are asked for."""
+        return [] if self.params.prompt_logprobs is not None else self.history.tokens[:-1].tolist()
+
+    @property
+    def largest_only(self) -> bool:
+        """Whether only the largest logit of each of the target's rows is needed."""
+        p = self.params
+        return p.greedy and p.logprobs is None and p.prompt_logprobs is None and not self.history.reshapes()
+
+    def room(self, max_rows: int) -> Budget:
+        """How deep a tree can be useful: the path and the target's own token must fit what is left."""
+        total = len(self.history.tokens)
+        left = min(self.params.max_new_tokens - self.history.generated, self.max_context - total)
+        return Budget(nodes=max_rows - 1 if left > 1 else 0, depth=left - 1)
+
+    def noise(self, stream: int) -> Noise:
+        return self.make_noise(self.seed, self.sample, stream, self.history.hash, len(self.history.tokens))
+
+    def rows(self, scores: Scores, tree: TokenTree) -> TargetRows:
+        assert scores.logits is not None
+        noise = self.noise(TARGET) if self.predicate is not None else None
+        return TargetRows(scores.logits, tree, self.history, scores.likeliest, noise)
+
+    def emit(self, tree: TokenTree, verdict: Verdict, rows: TargetRows) -> tuple[int, ...]:
+        """Append the accepted path and the target's token, up to the first stop; returns what became text."""
+        if self.bound is None:
+            return self._append(tree, verdict, rows)
+        seen = rows.seen(verdict.path, verdict.next_token)  # before the text grows: they are rows behind it
+        emitted = self._append(tree, verdict, rows)
+        self.bound.observe(seen if self.bound.whole_trees else seen[: len(emitted)])
+        return emitted
+
+    def _append(self, tree: TokenTree, verdict: Verdict, rows: TargetRows) -> tuple[int, ...]:
+        path = verdict.path
+        tokens = (*(int(tree.tokens[node]) for node in path), verdict.next_token)
+        if self.history.legal is not None:  # before the text grows: they are rows behind it
+            masses = [rows.legal_mass(node) for node in (0, *path)]
+        for i, token in enumerate(tokens):
+            parent = path[i - 1] if i else 0
+            if self.params.logprobs is not None:
+                self.logprobs.append(_logprob(rows, parent, token, self.params.logprobs))
+            name = (tree.origins[path[i]] if tree.origins else "draft") if i < len(path) else ""
+            self.origins.append(Origin(name, i + 1 if i < len(path) else 0))
+            if self.history.legal is not None:
+                self.legal_mass.append(masses[i])
+            self.history.append((token,))
+            self._check(token)
+            if self.on_token is not None:
+                self.on_token(token)
+            if self.done:
+                return tokens[: i + 1]
+        return tokens
+
+    def _check(self, token: int) -> None:
+        if token in self.eos_ids:
+            self.finish = FinishReason.EOS
+        elif token in self.params.stop_token_ids:
+            self.finish, self.ended_by = FinishReason.STOP, token
+        elif self.text is not None:
+            if piece := self.text.push(token):
+                self._show(piece)
+            if self.text.stopped:
+                self.finish, self.ended_by = FinishReason.STOP, self.text.stop
+        if self.finish is None and self.history.legal is not None and self.history.legal.exhausted:
+            self.finish = FinishReason.STOP
+        if self.finish is None and self.stop_check is not None and self.stop_check(self.history.tokens):
+            self.finish = FinishReason.STOP
+        if self.finish is None and self.history.generated >= self.params.max_new_tokens:
+            self.finish = FinishReason.LENGTH
+        if self.finish is None and len(self.history.tokens) >= self.max_context:
+            self.finish = FinishReason.CONTEXT
+
+    def note(self, record: StepRecord, timing: StepTiming, now: float) -> None:
+        """Changes state: the step becomes part of the trace, where one was asked for."""
+        if self.trace is not None:
+            count, drafts = len(record.emitted), self.recipe.drafter is not None
+            self.trace.end(
+                record.emitted, timing, self.history.generated - count, len(self.history.tokens) - count,
+                now - self.started, drafts=drafts,
+                failed=drafts and self.drafter is None, costs=self.recipe.costs,
+            )  # fmt: skip
+
+    def close(self, reason: FinishReason) -> None:
+        """Flush held-back text. The first reason stands."""
+        self.finish = self.finish or reason
+        if self.text is not None and (last := self.text.finish()):
+            self._show(last)
+
+    def _show(self, piece: str) -> None:
+        self.pieces.append(piece)
+        if self.listener is not None:
+            self._undelivered.append(piece)
+
+    def deliver(self) -> None:
+        """Tells the listener what is new. One that fails ends the request."""
+        if self.listener is None:
+            return
+        first, text = self._delivered, "".join(self._undelivered)
+        new = tuple(self.history.output[first:])
+        if not new and not text and not self.left:
+            return
+        self._delivered = len(self.history.output)
+        self._undelivered.clear()
+        logprobs = tuple(self.logprobs[len(self.logprobs) - len(new) :]) if self.params.logprobs is not None else ()
+        end = self.generation() if self.left else None
+        try:
+            self.listener(
+                Delivery(self.request, self.sample, new, text, tuple(self.origins[first:]), logprobs, end, self.error)
+            )
+        except Exception as error:
+            log.warning("the listener of request %d failed; the request ends: %r", self.request, error)
+            self.listener, self.cancelled, self.error = None, True, self.error or error
+
+    def generation(self) -> Generation:
+        """As it is now: later steps do not change it."""
+        return Generation(
+            text=self.text.text if self.text else "",
+            token_ids=list(self.history.output),
+            finish_reason=self.finish or FinishReason.CANCELLED,
+            seed=self.seed,
+            sample=self.sample,
+            stats=deepcopy(self.stats),
+            origins=[*self.origins],
+            legal_mass=[*self.legal_mass] if self.history.legal is not None else None,
+            logprobs=[*self.logprobs] if self.params.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs,
+            trace=self.trace,
+            stop=self.ended_by,
+        )
+
+
+def _logprob(rows: TargetRows, node: int, token: int, count: int) -> TokenLogprob:
+    raw, processed = rows.logprobs(node)
+    top = torch.topk(raw, min(count, raw.numel())).indices.tolist() if count else []
+    return TokenLogprob(
+        token, float(raw[token]), float(processed[token]), tuple((i, float(raw[i]), float(processed[i])) for i in top)
+    )

@@ -1,0 +1,1 @@
+"""Any model that transformers loads, on PyTorch, layer by layer."""

@@ -1,0 +1,90 @@
+"""EagerBackend: runs any causal language model that transformers loads, layer by layer, without editing its code.
+
+The model and its configuration stay the caller's: our attention is switched on for the duration of a forward and off
+again, so the caller's own `generate` works before and after (not during, from another thread). Exact: a row's logits
+are those of an independent forward over its own path, up to floating-point summation order. Cost: one forward a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from outrider.core.protocols import Target
+from outrider.core.records import Needs, Scores, Traits
+from outrider.runtime.backend import Bounds
+from outrider.runtime.blocks.allocator import Allocator
+from outrider.runtime.blocks.kept import KeptTexts
+from outrider.runtime.blocks.stretches import StretchSlots
+from outrider.runtime.eager.adapter import Adapter
+from outrider.runtime.eager.cache import SlotCache
+from outrider.runtime.passes import Block, Pass
+from outrider.runtime.selftest import self_check
+from outrider.runtime.support import TESTED, context_limit, refuse_unsupported
+from outrider.runtime.thresholds import moved_near
+
+COPIED = 64  # positions in a copy of finished text
+
+
+class EagerBackend:
+    max_rows = prompt_rows = None
+    block_size, reserves = 1, True
+    traits = Traits("eager", mixes=True)
+    cache: SlotCache
+
+    def __init__(self, model: Any) -> None:
+        refuse_unsupported(model)
+        self.model, self.adapter = model, Adapter(model)
+        self.device, self.vocab_size = self.adapter.device, self.adapter.vocab_size
+        self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes)
+
+    def positions(self) -> tuple[int, str]:
+        limit, reason = context_limit(self.model.config)
+        if self.adapter.positions is not None and self.adapter.positions < limit:
+            return self.adapter.positions, "the model's table of positions ends there"
+        return limit, reason
+
+    def thresholds_near(self, context: int) -> AbstractContextManager[list[str]]:
+        return moved_near(self.model, context)
+
+    def allocate(self, bounds: Bounds) -> tuple[SlotCache, Allocator]:
+        self.cache = SlotCache(self.adapter.shapes, bounds.slots, bounds.capacity)
+        tokens = bounds.slots * self.cache.capacity
+        left = max(0, bounds.bytes // self.token_bytes - tokens)  # for copies of finished texts
+        return self.cache, StretchSlots(self.cache, bounds.slots, tokens, KeptTexts(left // COPIED, COPIED))
+
+    def check(self, target: Target, self_test: bool | None) -> None:
+        if self_test or (self_test is None and self.adapter.model_type not in TESTED):
+            self_check(self, target)
+
+    def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
+        """Nothing is made beforehand."""
+
+    def run(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
+        if not _mostly_padding(blocks):
+            return self._forward(blocks, needs)
+        scores: dict[int, Scores] = {}
+        for text in (True, False):
+            part = [b for b in blocks if b.text == text]
+            scores |= {b.slot: s for b, s in zip(part, self._forward(part, needs), strict=True)}
+        return [scores[b.slot] for b in blocks]
+
+    def _forward(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
+        current = Pass(blocks, self.adapter.dtype, self.device)
+        scored = max((b.rows for b in blocks if b.scored(needs)), default=0)
+        out = self.adapter(current, self.cache.bind(current), logits=scored, hidden=bool(needs.hidden))
+        return [
+            Scores(
+                out.logits[i, : b.rows] if b.scored(needs) else None,
+                {layer: out.hidden_states[layer][i, : b.rows] for layer in needs.hidden},
+            )
+            for i, b in enumerate(blocks)
+        ]
+
+
+def _mostly_padding(blocks: Sequence[Block]) -> bool:
+    """Whether text and trees differ so much in width that two forwards cost less than one of equal rows."""
+    if len({b.text for b in blocks}) < 2:
+        return False
+    return max(b.rows for b in blocks) * len(blocks) > 2 * sum(b.rows for b in blocks)

@@ -1,0 +1,1 @@
+"""Llama-like models on the CPU: a whole step as one compiled call."""

@@ -1,0 +1,199 @@
+"""What the native step holds of a model: its weights in the form that the step reads, its sizes, its positions.
+
+Kept on disk it is mapped into memory, not read: pages come as steps ask for them, and are shared by all processes. The
+step is then known to be right: the check at load, against the model itself, was passed before anything was kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import Progress
+from torch import Tensor
+
+from outrider.models.convert import cache_folder, check_space, is_complete, kept
+from outrider.runtime.cache import LayerShape
+from outrider.runtime.native.kernels.step import Sizes, Weights
+from outrider.runtime.native.kernels.vectors import FLOATS, GROUP, HALVES, ROWS
+
+FORMAT = 1  # raised when weights of an earlier form must be packed again
+ARRAYS, FACTS = "weights.bin", "held.json"
+ALIGNED = mmap.ALLOCATIONGRANULARITY
+PIECE = 512  # positions whose cosines and sines are worked out together
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Cosines and sines of positions by the usual rule."""
+
+    frequencies: tuple[float, ...]  # of half a head, in float32
+    scale: float
+
+    def __call__(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """[P, D] each, to the last bit as `transformers` has them."""
+        frequencies = torch.tensor(self.frequencies, dtype=torch.float32)[None, :, None]
+        angles = (frequencies @ places[None, None].float()).transpose(1, 2)[0]
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos() * self.scale, both.sin() * self.scale
+
+
+Angles = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    weights: Weights
+    sizes: Sizes
+    layers: int
+    vocabulary: int
+    inner: int  # width of the gated network
+    limit: tuple[int, str]  # positions that the model may use, and why no more
+    rotary: Angles
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        sizes = self.sizes
+        return [LayerShape(sizes.kv_heads, sizes.dim, sizes.dim, torch.float32, torch.device("cpu"))] * self.layers
+
+    @property
+    def hidden(self) -> int:
+        """How many hidden states the model gives."""
+        return self.layers + 1
+
+
+def usual_rotary(angles: Angles, module: Any, limit: int) -> Rotary | None:
+    """The rule of a model's rotary module, where the usual one gives the same bits at all positions; else None."""
+    frequencies = getattr(module, "inv_freq", None)
+    if not isinstance(frequencies, Tensor) or frequencies.dim() != 1:
+        return None
+    scale = float(getattr(module, "attention_scaling", 1.0))
+    made = Rotary(tuple(map(float, frequencies)), scale)
+    for low in range(0, limit, PIECE):
+        places = torch.arange(low, min(low + PIECE, limit))
+        if not all(torch.equal(mine, theirs) for mine, theirs in zip(made(places), angles(places), strict=True)):
+            return None
+    return made
+
+
+def place(identity: str, precision: str) -> Path:
+    """Where the weights of a model are kept in this precision, for this processor and these versions."""
+    made_by = [FORMAT, HALVES, ROWS, GROUP, FLOATS, version("transformers"), version("torch")]
+    return cache_folder().parent / "native" / f"{identity}-{precision}-{_digest(made_by)}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+
+
+class Writer:
+    """Writes arrays one behind the other, each at the beginning of a page; `index` says where. Changes the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.index: dict[str, Any] = {}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.write(b"\0" * ALIGNED)  # a mapping may reach behind the last one
+        self._file.close()
+
+    def add(self, name: str, array: NDArray[Any]) -> None:
+        self.stream(name, array.dtype, [array])
+
+    def stream(self, name: str, kind: Any, parts: Iterable[NDArray[Any]], layers: int = 0) -> None:
+        """An array in stretches of its first dimension; with `layers` in so many equal ones of a dimension more."""
+        self._file.seek(-(-self._file.tell() // ALIGNED) * ALIGNED)
+        at, count, shape = self._file.tell(), 0, []
+        for part in parts:
+            np.ascontiguousarray(part).tofile(self._file)
+            count, shape, kind = count + len(part), list(part.shape[1:]), part.dtype
+        whole = [layers, count // layers] if layers else [count]
+        self.index[name] = {"at": at, "shape": [*whole, *shape], "kind": np.dtype(kind).str}
+
+
+def write(folder: Path, held: Held, about: dict[str, Any]) -> None:
+    """Changes the cache. `about` is for those who look at what lies there."""
+
+    def fill(made: Path, _: Path, progress: Progress) -> str:
+        task = progress.add_task("keeping the weights in the form that steps read", total=None)
+        arrays = dict(_arrays(held.weights))
+        check_space(made, sum(a.nbytes + ALIGNED for a in arrays.values()), "keeping the weights")
+        with Writer(made / ARRAYS) as writer:
+            for name, array in arrays.items():
+                writer.add(name, array)
+        write_facts(made, held, writer.index, about)
+        progress.remove_task(task)
+        return str(about.get("model", ""))
+
+    kept(folder, fill)
+
+
+def write_facts(made: Path, held: Held, index: dict[str, Any], about: dict[str, Any]) -> None:
+    """Changes the folder: all but the arrays."""
+    assert isinstance(held.rotary, Rotary), "another rule is code, which is not kept"
+    facts = {
+        "sizes": held.sizes._asdict(), "layers": held.layers, "vocabulary": held.vocabulary, "inner": held.inner,
+        "limit": list(held.limit), "rotary": asdict(held.rotary), "about": about, "arrays": index,
+    }  # fmt: skip
+    (made / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def with_rotary(held: Held, rotary: Rotary) -> Held:
+    return replace(held, rotary=rotary)
+
+
+def mapped(path: Path, index: dict[str, Any]) -> Weights:
+    """Private pages: nobody writes, but compiled code knows one type of arrays, which may be written."""
+    whole = np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))
+    weights: Weights = _weights(Weights, "", index, whole)
+    return weights
+
+
+def read(folder: Path) -> Held | None:
+    """What lies there, mapped; None where it is not complete."""
+    if not is_complete(folder):
+        return None
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        rotary = facts["rotary"]
+        return Held(
+            mapped(folder / ARRAYS, facts["arrays"]), Sizes(**facts["sizes"]), facts["layers"],
+            facts["vocabulary"], facts["inner"], (int(facts["limit"][0]), str(facts["limit"][1])),
+            Rotary(tuple(rotary["frequencies"]), rotary["scale"]),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _arrays(part: Any, name: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
+    """Those of named tuples in each other, by their paths."""
+    for field, value in part._asdict().items():
+        if isinstance(value, tuple):
+            yield from _arrays(value, f"{name}{field}.")
+        else:
+            yield f"{name}{field}", value
+
+
+def _weights(kind: type[Any], name: str, index: dict[str, Any], mapped: NDArray[np.uint8]) -> Any:
+    parts = []
+    for field, inner in get_type_hints(kind).items():
+        if isinstance(inner, type) and issubclass(inner, tuple):
+            parts.append(_weights(inner, f"{name}{field}.", index, mapped))
+            continue
+        entry = index[f"{name}{field}"]
+        dtype = np.dtype(entry["kind"])
+        size = int(np.prod(entry["shape"])) * dtype.itemsize
+        parts.append(mapped[entry["at"] : entry["at"] + size].view(dtype).reshape(entry["shape"]))
+    return kind(*parts)

@@ -1,0 +1,1 @@
+"""The same models as OpenVINO graphs on the CPU."""

@@ -1,0 +1,201 @@
+"""SlotTarget: the target that every runtime shares. Slots, their lengths, and what fits; a backend runs the rows.
+
+A sequence holds a slot from `acquire` or `fork` to `release`. Text that runs is committed at once; of a tree only what
+`commit` keeps. Exact as far as the backend is: a row sees its slot's committed text, its ancestors and itself. Cost on
+the host: some microseconds a piece, most of them for the mask of its tree.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.core.errors import InputError, OutriderError
+from outrider.core.records import Needs, Piece, Scores, Traits
+from outrider.runtime.backend import Backend, Bounds
+from outrider.runtime.blocks.texts import as_tokens
+from outrider.runtime.flight import Block, text_block, tree_block
+from outrider.runtime.packed import available
+
+log = logging.getLogger(__name__)
+FIXED_BYTES = 4 << 30  # of a cache that sets aside a whole context for every slot
+FREE_SHARE = 0.7  # of the memory that is free: what a cache of blocks may grow to
+
+
+class SlotTarget:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_slots: int = 8,
+        max_context: int | None = None,  # None: as far as the model goes
+        cache_bytes: int | None = None,  # None: most of what is free where texts take what they use, elsewhere 4 GiB
+        max_rows: int = 256,
+        prompt_rows: int = 512,  # rows of text in one pass, all slots together
+        self_test: bool | None = None,  # None: for architectures that our tests do not cover
+    ) -> None:
+        if min(max_slots, max_rows, prompt_rows) < 1 or (max_context is not None and max_context < 1):
+            raise InputError("max_slots, max_context, max_rows and prompt_rows must be at least 1")
+        self.backend, self.device, self.vocab_size = backend, backend.device, backend.vocab_size
+        size = default_bytes(backend) if cache_bytes is None else cache_bytes
+        bounds = bounded(backend, max_slots, max_context, size, min(max_rows, backend.max_rows or max_rows))
+        self.slots, self.max_context, self.max_rows = bounds.slots, bounds.context, bounds.rows
+        self._prompt_rows = min(prompt_rows, backend.prompt_rows or prompt_rows)
+        self._cache, self._texts = backend.allocate(bounds)
+        self._used: set[int] = set()
+        self._trees: dict[int, NDArray[np.int64]] = {}  # tokens of what ran since the last commit, by slot
+        log.info("%s", stated(bounds))
+        self.traits = self._stated()
+        backend.check(self, self_test)
+        self.traits = self._stated()  # some of them the check has found out
+
+    def _stated(self) -> Traits:
+        return replace(self.backend.traits, slots=self.slots, prompt_rows=self._prompt_rows)
+
+    def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
+        """Changes state: make ready now what steps of single texts of so many tokens would meet later."""
+        self.backend.prepare(contexts, needs)
+
+    # Slots
+
+    @property
+    def free_slots(self) -> int:
+        return self._texts.free_slots
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.bytes
+
+    def length(self, slot: int) -> int:
+        return self._texts.length(slot)
+
+    def fits(self, rows: Mapping[int, int]) -> bool:
+        """Whether each of these slots can take so many more rows, all of them together."""
+        return self._texts.fits({slot: self.length(slot) + count for slot, count in rows.items()})
+
+    @torch.inference_mode()
+    def acquire(self, tokens: Sequence[int] = (), salt: str = "") -> int:
+        """A slot that holds what is found of the beginning of these tokens."""
+        return self._given(self._texts.acquire(as_tokens(tokens), salt))
+
+    def _given(self, slot: int | None) -> int:
+        if slot is None:
+            raise OutriderError(f"all {self.slots} slots are in use; release one or raise max_slots or cache_bytes")
+        self._used.add(slot)
+        return slot
+
+    @torch.inference_mode()
+    def release(self, slot: int) -> None:
+        if slot not in self._used:
+            raise OutriderError(f"slot {slot} is not in use; it was released already or never acquired")
+        self._used.remove(slot)
+        self._trees.pop(slot, None)
+        self._texts.release(slot)
+
+    @torch.inference_mode()
+    def fork(self, slot: int, length: int | None = None) -> int:
+        """A new slot with the same first tokens, by default all that are committed; what is in flight stays behind."""
+        committed = self.length(slot)
+        return self._given(self._texts.fork(slot, committed if length is None else min(length, committed)))
+
+    @torch.inference_mode()
+    def truncate(self, slot: int, length: int) -> None:
+        """Changes state: what stands behind the first `length` tokens is forgotten."""
+        if length < self.length(slot):
+            self._texts.truncate(slot, length)
+
+    @torch.inference_mode()
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Changes state: the pending token and the path of each slot's tree are text, the rest of it is forgotten."""
+        self._cache.keep(slots, [self.length(slot) for slot in slots], paths)
+        for slot, path in zip(slots, paths, strict=True):
+            self._texts.append(slot, as_tokens(self._trees.pop(slot)[[0, *path]]))
+
+    # Passes
+
+    def run(self, pieces: Sequence[Piece], needs: Needs) -> list[Scores]:
+        """Changes state: text and trees of several slots, each of which has one piece, in one pass where they may mix.
+
+        Text is committed; its logits are given only where `needs` asks for them.
+        """
+        blocks = [self._block(piece) for piece in pieces]
+        self._texts.reserve({b.slot: b.reach for b in blocks})
+        text = [b for b in blocks if b.text]
+        if not text or len(text) == len(blocks) or self.traits.mixes:
+            scores = self._pass(blocks, needs)
+        else:
+            parts = (text, [b for b in blocks if not b.text])
+            by_slot = {b.slot: s for part in parts for b, s in zip(part, self._pass(part, needs), strict=True)}
+            scores = [by_slot[b.slot] for b in blocks]
+        for b in blocks:
+            if b.text:
+                self._texts.append(b.slot, as_tokens(b.tokens))
+            else:
+                self._trees[b.slot] = b.tokens
+        return scores
+
+    def _block(self, piece: Piece) -> Block:
+        """The rows of a piece, refused where they do not fit."""
+        length, tree = self.length(piece.slot), piece.tree
+        if tree is None:
+            whole = length + len(piece.tokens) + 1  # a token behind the text is pending
+            if len(piece.tokens) == 0:
+                raise InputError(f"the text for slot {piece.slot} is empty; give at least one token")
+            if whole > self.max_context:
+                raise InputError(
+                    f"a text of {whole} tokens is longer than the context of {self.max_context}; shorten it or raise "
+                    "max_context"
+                )
+            return text_block(piece.slot, length, np.asarray(piece.tokens, dtype=np.int64))
+        if len(tree) > self.max_rows or length + tree.depth >= self.max_context:
+            raise InputError(
+                f"a tree of {len(tree)} rows and depth {tree.depth} behind {length} tokens passes max_rows "
+                f"{self.max_rows} or max_context {self.max_context}; draft less"
+            )
+        return tree_block(piece.slot, length, tree, piece.done)
+
+    @torch.inference_mode()
+    def _pass(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
+        return self.backend.run(blocks, needs)
+
+
+def default_bytes(backend: Backend) -> int:
+    """Of a cache: where a text takes what it uses, most of the memory that is free."""
+    return FIXED_BYTES if backend.reserves else int(FREE_SHARE * available())
+
+
+def stated(bounds: Bounds) -> str:
+    many = f"up to {bounds.slots} sequences of at most {bounds.context} tokens"
+    return f"the cache holds {many}, in {bounds.bytes / 2**30:.1f} GiB at most"
+
+
+def bounded(backend: Backend, slots: int, context: int | None, cache_bytes: int, rows: int) -> Bounds:
+    """What of this fits into the model's positions and into `cache_bytes`: fewer slots first, then less context.
+
+    Where a text takes what it uses it is enough that the longest one fits.
+    """
+    limit, reason = backend.positions()
+    if context is not None and context > limit:
+        log.warning("max_context %d is cut to %d: %s", context, limit, reason)
+    context = limit if context is None else min(context, limit)
+    size, token = backend.block_size, backend.token_bytes
+    fitting = cache_bytes // (token * size) * size - rows - 1  # tokens of one slot that the bytes allow
+    if fitting < 1:
+        raise InputError(
+            f"cache_bytes {cache_bytes} hold no token at {token} bytes each and {rows} rows in flight; "
+            "raise cache_bytes or lower max_rows"
+        )
+    if fitting < context:
+        log.warning("the context is cut from %d to %d tokens: cache_bytes allow no more", context, fitting)
+        context = fitting
+    if not backend.reserves:
+        return Bounds(slots, context, rows, cache_bytes)
+    most = cache_bytes // (token * (context + rows + 1))
+    if most < slots:
+        log.info("%d slots of %d: cache_bytes allow no more at %d tokens each", most, slots, context)
+    return Bounds(min(slots, most), context, rows, cache_bytes)

@@ -1,0 +1,117 @@
+"""Which models this runtime runs exactly, and how far: refusals with a sentence, and the context a config allows.
+
+A configuration is refused for what it says about itself; what it does not say is found by the runtime's self-test.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from outrider.core.errors import InputError, UnsupportedModel
+from outrider.models.quiet import first_line
+
+# Verified against independent forwards by this project's own tests; others are checked when they are loaded.
+TESTED_GRAPHS = frozenset(
+    {
+        "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "opt", "gpt_neox", "olmo2",
+        "granite", "falcon", "cohere", "mixtral", "qwen3_moe", "gpt_oss",
+    }
+)  # fmt: skip
+TESTED = TESTED_GRAPHS | {
+    "apertus", "arcee", "bart", "biogpt", "bloom", "codegen", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5",
+    "ernie4_5_moe", "exaone4", "gemma3n_text", "glm4", "gpt_neo", "gptj", "helium", "hunyuan_v1_dense", "llama4_text",
+    "mpt", "nemotron", "olmo3", "persimmon", "phi", "qwen2_moe", "roformer", "seed_oss", "smollm3", "stablelm",
+    "starcoder2", "xglm",
+}  # fmt: skip
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_INDEXED = "its rows choose what they see by index keys of their own, which this runtime's cache does not hold"
+_COMPRESSED = "its rows see stretches of the text as one, cut in storage order, which a tree does not have"
+SPARSE_LAYERS = {
+    "indexed_attention": _INDEXED,
+    "minimax_m3_sparse": _INDEXED,
+    "compressed_sparse_attention": _COMPRESSED,
+    "heavily_compressed_attention": _COMPRESSED,
+}
+LIMITS = (
+    "max_position_embeddings", "n_positions", "max_target_positions", "max_decoder_position_embeddings",
+    "max_sequence_length", "max_seq_length", "max_seq_len", "n_ctx", "context_length", "model_max_length",
+)  # fmt: skip
+DEFAULT_CONTEXT = 4096  # for models without positional limit
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raise with one sentence if the configuration already says that the model cannot be right, or its mode does."""
+    name = type(model).__name__
+    text = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name} is an encoder-decoder; this runtime runs decoder-only language models")
+    foreign = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS - _MLP_LAYERS)
+    for kind in foreign:
+        if kind in SPARSE_LAYERS:
+            raise UnsupportedModel(f"{name} has sparse attention ({kind}): {SPARSE_LAYERS[kind]}")
+    if getattr(model, "_is_stateful", False) or foreign:
+        what = f" ({', '.join(foreign)})" if foreign else ""
+        raise UnsupportedModel(
+            f"{name} has recurrent or state-space layers{what}; their state cannot branch into a tree in this runtime"
+        )
+    if getattr(text, "add_cross_attention", False):
+        raise UnsupportedModel(f"{name} has cross-attention; this runtime runs self-attention only")
+    if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedModel(f"{name} is configured for bidirectional attention; it does not generate left to right")
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        raise UnsupportedModel(
+            f"{name} counts positions from its padding id where it finds them itself, and from 0 in transformers' "
+            "generate: there is no one output to keep"
+        )
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{name} takes no key/value cache (`past_key_values`); this runtime needs one")
+    if not model.can_generate() or model.get_output_embeddings() is None:
+        raise UnsupportedModel(f"{name} has no language-model head; load it as AutoModelForCausalLM")
+    if model.training:
+        raise InputError("the model is in training mode, where dropout is random; call model.eval() first")
+
+
+_MLP_LAYERS = frozenset({"dense", "sparse", "moe", "mlp"})
+
+
+def context_limit(config: Any) -> tuple[int, str]:
+    """Positions the model may use, and why."""
+    text = config.get_text_config(decoder=True)
+    limit = next((int(v) for n in LIMITS if (v := getattr(text, n, None))), None)
+    bound, reason = limit or DEFAULT_CONTEXT, "the model's positions end there" if limit else "no positional limit"
+    for rope in ropes(getattr(text, "rope_parameters", None)):
+        kind = rope.get("rope_type", "default")
+        if kind == "longrope":  # beyond it the keys of all earlier positions would change
+            name = "original_max_position_embeddings"
+            switch = int(rope.get(name) or getattr(text, name, None) or bound)
+            if switch < bound:
+                bound, reason = switch, "long-rope switches its frequencies there"
+        elif "dynamic" in kind:
+            reason = "dynamic rope changes its frequencies there"
+    return bound, reason
+
+
+def ropes(parameters: Any) -> Iterator[dict[str, Any]]:
+    """Rope parameters are one dictionary, or one for each layer type."""
+    if not isinstance(parameters, dict):
+        return
+    if "rope_type" in parameters or not any(isinstance(v, dict) for v in parameters.values()):
+        yield parameters
+        return
+    yield from (v for v in parameters.values() if isinstance(v, dict))
+
+
+def plain_logits(model: Any, tokens: Tensor) -> Tensor:
+    """Of the unmodified model without a cache, [B, R, V]; `UnsupportedModel` where it does not run by itself."""
+    try:
+        logits: Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not run by itself either: a plain forward of {tokens.shape[1]} tokens ends "
+            f"in {first_line(error, typed=True)}"
+        ) from error
+    return logits

@@ -1,0 +1,1 @@
+"""Populations of sequences: what takes several texts at once to draw or to find."""

@@ -1,0 +1,1 @@
+"""One file a kind of drafter: its network, its loss, its plan."""

@@ -1,0 +1,1 @@
+"""Drafters that go on learning from what is generated."""

@@ -1,0 +1,1 @@
+"""The same drafter in another shape."""

@@ -1,0 +1,1 @@
+"""Text to train on, written by the target itself."""
