@@ -25,7 +25,7 @@ from outrider.core.sequence import Running
 from outrider.core.target_rows import TargetRows
 from outrider.core.tree import TokenTree
 
-ITEM = {
+ITEM: dict[str, Any] = {
     "type": "object",
     "properties": {
         "title": {"type": "string", "maxLength": 40},
@@ -36,26 +36,40 @@ ITEM = {
     "required": ["title", "pages", "kind", "read"],
     "additionalProperties": False,
 }
-FORMS: dict[str, SamplingArguments] = {
-    "json": {"json_schema": {"type": "array", "items": ITEM, "minItems": 1, "maxItems": 4}},
-    "regex": {"regex": r"(([A-Z][a-z]*|[0-9]+)( [a-z]+)*[.,;] )+(End|Stop)"},
-    "copy": {"quote": True},
+SHORT = {
+    "type": "object",
+    "properties": {name: ITEM["properties"][name] for name in ("kind", "read")},
+    "required": ["kind", "read"],
+    "additionalProperties": False,
+}
+Forms = Sequence[SamplingArguments]
+# Jobs take them in turn. The first ends within a few tokens, so that in every run there are texts that end.
+FORMS: dict[str, Forms] = {
+    "json": ({"json_schema": SHORT}, {"json_schema": {"type": "array", "items": ITEM, "minItems": 1, "maxItems": 4}}),
+    "regex": (
+        {"regex": r"[A-Z][a-z]{1,8}( [a-z]{1,8}){2}, (End|Stop)"},
+        {"regex": r"(([A-Z][a-z]*|[0-9]+)( [a-z]+)*[.,;] )+(End|Stop)"},
+    ),
+    "copy": ({"quote": True},),
 }
 
 
-def find_form(name: str) -> SamplingArguments:
+def find_form(name: str) -> Forms:
     if name not in FORMS:
         hint = did_you_mean(name, FORMS)
         raise UnknownName(f"unknown constraint {name!r}; {hint}use one of {', '.join(FORMS)}")
     return FORMS[name]
 
 
-def formed(jobs: Sequence[Job], form: SamplingArguments) -> list[Job]:
-    """The same jobs for texts of this form; as they are where it is empty."""
-    if not form:
+def formed(jobs: Sequence[Job], forms: Forms) -> list[Job]:
+    """The same jobs for texts of these forms; as they are where there is none."""
+    if not forms:
         return list(jobs)
     ends: SamplingArguments = {"ignore_eos": False}
-    return [dataclasses.replace(job, params=job.params.with_(**form).with_(**ends)) for job in jobs]
+    return [
+        dataclasses.replace(job, params=job.params.with_(**forms[i % len(forms)]).with_(**ends))
+        for i, job in enumerate(jobs)
+    ]
 
 
 def _stale(self: Legal, token: int) -> None:

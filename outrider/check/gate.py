@@ -17,7 +17,7 @@ from outrider import methods
 from outrider.api import Outrider
 from outrider.check import dependent, exhaustive
 from outrider.check.bugs import Bug
-from outrider.check.forms import find_form, formed
+from outrider.check.forms import Forms, find_form, formed
 from outrider.check.greedy import greedy_jobs, run_greedy
 from outrider.check.martingale import Martingale, run_martingale
 from outrider.check.reference import Answer, Job, Plain, RuntimePlain, Watch
@@ -27,7 +27,7 @@ from outrider.check.seeded import run_seeded, seeded_jobs
 from outrider.check.ties import FORCED_TREES, Comparison, Precision, measure
 from outrider.check.toy_methods import coupled_methods, one_a_family
 from outrider.core.errors import InputError
-from outrider.core.params import SamplingArguments, SamplingParams
+from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel
 from outrider.runtime import choice
 from outrider.runtime.support import context_limit
@@ -85,7 +85,7 @@ def check(
     A runtime in a precision that is not the model's own is held against its own plain decoding. `constraint` names a
     form (json, regex, copy) that all texts of a model have.
     """
-    form: SamplingArguments = find_form(constraint) if constraint else {}
+    forms: Forms = find_form(constraint) if constraint else ()
     begun = time.perf_counter()
     report = Report({
         "method": method, "options": dict(options or {}), "model": loaded.name, "fingerprint": loaded.fingerprint,
@@ -97,7 +97,7 @@ def check(
     with Outrider(loaded, method, options, limits, strict=True, runtime=runtime, precision=precision) as engine:
         report.settings |= choice.ran(engine.target, loaded.model)
         try:
-            gate = _Gate(engine, _prompt_ids(engine, prompts, size, seed), size, seed, watch, form)
+            gate = _Gate(engine, _prompt_ids(engine, prompts, size, seed), size, seed, watch, forms)
             report.settings |= {
                 "verifier": gate.subject.recipe.verifier.name, "lossless_by_registry": gate.subject.recipe.lossless,
                 "prompts": [name for name, _ in gate.prompts], "speculates": gate.subject.speculates,
@@ -120,14 +120,14 @@ class _Gate:
 
     def __init__(
         self, engine: Outrider, prompts: list[tuple[str, tuple[int, ...]]], size: Size, seed: int, watch: Watch,
-        form: SamplingArguments,
+        forms: Forms,
     ) -> None:  # fmt: skip
         model, target = engine.loaded.model, engine.target
         rounded = target.traits.precision not in (None, MODELS_PRECISION)
-        forms = engine.loaded.eos_ids, engine.compile_form
-        plain = RuntimePlain(model, target, *forms) if rounded else Plain(model, target.vocab_size, *forms)
+        known = engine.loaded.eos_ids, engine.compile_form
+        plain = RuntimePlain(model, target, *known) if rounded else Plain(model, target.vocab_size, *known)
         self.subject = Subject(engine.engine, engine.recipe(), plain)
-        self.prompts, self.size, self.seed, self.watch, self.form = prompts, size, seed, watch, form
+        self.prompts, self.size, self.seed, self.watch, self.forms = prompts, size, seed, watch, forms
         self._greedy: list[Answer] = []
         self._seeded: list[Answer] = []
         self._precision: Precision | None = None
@@ -210,7 +210,7 @@ class _Gate:
         precision = self._noise()
         if not self._seeded:
             jobs = seeded_jobs(self.prompts, self.size.seeded, self.size.seeded_tokens, self.seed)
-            self._seeded = self._answer(formed(jobs, self.form))
+            self._seeded = self._answer(formed(jobs, self.forms))
         self._compare(part, self._seeded, precision, run_seeded)
 
     def _compare(
@@ -240,7 +240,7 @@ class _Gate:
 
     def _plain_greedy(self) -> list[Answer]:
         if not self._greedy:
-            self._greedy = self._answer(formed(greedy_jobs(self.prompts, self.size.tokens), self.form))
+            self._greedy = self._answer(formed(greedy_jobs(self.prompts, self.size.tokens), self.forms))
         return self._greedy
 
     def _noise(self) -> Precision:
@@ -262,7 +262,7 @@ class _Gate:
                 max_new_tokens=self.size.sampled_tokens, ignore_eos=True, seed=seed, **SAMPLED[i % len(SAMPLED)]
             )
             jobs.append(Job(f"{name}, seed {seed}", prompt, params))
-        return formed(jobs, self.form)
+        return formed(jobs, self.forms)
 
     def _labelled(self, part: str) -> Watch:
         return lambda label, tokens: self.watch(f"{part}: {label}", tokens)

@@ -1,7 +1,8 @@
 """A tokenizer without `transformers`: its two libraries, `tokenizers` and `jinja2`, and what was noted of its names.
 
 Does what generating needs (encode, decode, the chat template) as the full one does, which was tried when it was noted.
-Whatever else is asked of it is answered by the full one, which is loaded then.
+Whatever else is asked of it is answered by the full one, which is loaded then. What a user sets (`padding_side`, say)
+is set there, and from then on the full one answers everything.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 FILE = "tokenizer.json"
 TEMPLATE = "chat_template"
+_NOTED = (TEMPLATE, "all_special_ids", "bos_token_id", "eos_token_id")
 _TAG = "\N{OBJECT REPLACEMENT CHARACTER}CONTINUE\N{OBJECT REPLACEMENT CHARACTER}"  # where a last message goes on
 _SAID = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello"}]
 _TRIED = ("Hello world", "  two  spaces\n\ttab", "Zürich 日本 🙂 don't 1234.", "<|im_start|>user\n<s>x</s>")
@@ -29,30 +31,34 @@ class QuickTokenizer:
 
         self._tokenizer = Tokenizer.from_file(str(folder / FILE))
         self._facts, self._load = facts, full
-        self.chat_template: str | None = facts[TEMPLATE]
-        self.all_special_ids: list[int] = list(facts["all_special_ids"])
-        self.bos_token_id: int | None = facts["bos_token_id"]
-        self.eos_token_id: int | None = facts["eos_token_id"]
+        self._changed = False
 
     @cached_property
     def _full(self) -> Any:
         return self._load()
 
     def __getattr__(self, name: str) -> Any:
-        """Of the full tokenizer; called only for what this class has not."""
+        """Noted, or of the full tokenizer; called only for what this class has not."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._full, name)
+        return self._facts[name] if name in _NOTED and not self._changed else getattr(self._full, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._full, name, value)
+            self._changed = True
 
     def __len__(self) -> int:
-        return int(self._facts["length"])
+        return len(self._full) if self._changed else int(self._facts["length"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._full, memo)
 
     def __call__(self, text: Any, *more: Any, add_special_tokens: bool = True, **options: Any) -> Any:
         options.pop("verbose", None)
-        if more or options or not isinstance(text, str):
+        if self._changed or more or options or not isinstance(text, str):
             return self._full(text, *more, add_special_tokens=add_special_tokens, **options)
         return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
@@ -63,7 +69,7 @@ class QuickTokenizer:
         self, tokens: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None,
         **options: Any,
     ) -> str:  # fmt: skip
-        if clean_up_tokenization_spaces is not False or options or isinstance(tokens, int):
+        if self._changed or clean_up_tokenization_spaces is not False or options or isinstance(tokens, int):
             return str(
                 self._full.decode(
                     tokens, skip_special_tokens=skip_special_tokens,
@@ -73,9 +79,11 @@ class QuickTokenizer:
         return str(self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self) -> dict[str, int]:
-        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+        return dict(self._full.get_vocab() if self._changed else self._tokenizer.get_vocab(with_added_tokens=True))
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        if self._changed:
+            return self._full.convert_tokens_to_ids(tokens)
         unknown = self._facts["unk_token_id"]
         ids = [
             unknown if (found := self._tokenizer.token_to_id(token)) is None else found
@@ -84,7 +92,7 @@ class QuickTokenizer:
         return ids[0] if isinstance(tokens, str) else ids
 
     def convert_ids_to_tokens(self, ids: Any, **options: Any) -> Any:
-        if options:
+        if self._changed or options:
             return self._full.convert_ids_to_tokens(ids, **options)
         single = not hasattr(ids, "__iter__")
         tokens = [self._tokenizer.id_to_token(int(each)) for each in ([ids] if single else ids)]
@@ -92,7 +100,8 @@ class QuickTokenizer:
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         known = {"add_generation_prompt", "tokenize", "return_dict", "continue_final_message"}
-        if self._facts["foreign_template"] or set(options) - known or options.get("return_dict", True):
+        foreign = self._changed or self._facts["foreign_template"]
+        if foreign or set(options) - known or options.get("return_dict", True):
             return self._full.apply_chat_template(conversation, **options)
         begun = bool(options.get("continue_final_message"))
         text = self._rendered(conversation, bool(options.get("add_generation_prompt")), begun)

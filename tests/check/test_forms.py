@@ -18,7 +18,7 @@ def test_quotes_are_those_of_plain_decoding_and_every_planted_bug_is_caught(
     tiny_llama: LoadedModel, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        forms.FORMS, "copy", {"quote": True, "logit_bias": {2: -1.0}}
+        forms.FORMS, "copy", ({"quote": True, "logit_bias": {2: -1.0}},)
     )  # texts of more than a few tokens
     planted = [*forms.UNDER_A_FORM.values()]
     report = check(tiny_llama, method, bugs=planted, size=TINY, constraint="copy")

@@ -106,6 +106,21 @@ def test_the_quick_tokenizer_answers_as_the_full_one(folder: Path, tmp_path: Pat
         assert quick.apply_chat_template(said, tokenize=False, return_dict=False, **options) == wanted
 
 
+def test_what_a_user_sets_on_the_quick_tokenizer_holds(folder: Path, tmp_path: Path) -> None:
+    full = AutoTokenizer.from_pretrained(folder)
+    facts = note(full, tmp_path)
+    assert facts is not None
+    quick = QuickTokenizer(tmp_path, facts, lambda: AutoTokenizer.from_pretrained(folder))
+    name = full.convert_ids_to_tokens(3)
+    quick.padding_side, quick.pad_token = "left", name
+    full.padding_side, full.pad_token = "left", name
+    texts = ["One", "One two three four"]
+    assert quick(texts, padding=True)["input_ids"] == full(texts, padding=True)["input_ids"]
+    quick.chat_template = full.chat_template = "{{ messages[0]['content'] }}!"
+    said = [{"role": "user", "content": "Hi"}]
+    assert quick.apply_chat_template(said, tokenize=False, return_dict=False) == "Hi!"
+
+
 def test_a_template_that_the_quick_one_renders_otherwise_is_left_to_the_full_one(folder: Path, tmp_path: Path) -> None:
     full: Any = AutoTokenizer.from_pretrained(folder)
     full.chat_template = "{% generation %}{{ messages[0]['content'] }}{% endgeneration %}"
