@@ -17,7 +17,7 @@ from outrider.cli.shell import fill_optional, force_first
 from outrider.methods import registry
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 COMMAND = re.compile(r"^(?:\$ |ExecStart=\S*/)?outrider (.*)")
 ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "2>"}  # what follows belongs to the shell
