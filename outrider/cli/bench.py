@@ -25,8 +25,13 @@ def run(
         typer.Option("--suite", help="synthetic, built-in, spec_bench[:FILE], long:TEXT, traffic:TEXT, FILE.jsonl."),
     ] = None,
     systems: Annotated[
-        str, typer.Option("--systems", help="Methods, peers, PEER:MODE; or methods, peers, all.")
-    ] = "plain,prompt-lookup,draft-model,transformers",
+        str,
+        typer.Option(
+            "--systems",
+            help="Methods, peers, PEER:MODE; or methods, peers, all.",
+            show_default="plain, prompt-lookup, draft-model, transformers",
+        ),
+    ] = "plain,prompt-lookup,draft-model,transformers",  # fmt: skip
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,4,16.")] = "1",
     temperature: Annotated[str, typer.Option("--temperature", "-t", help="Temperatures, as in 0,1.")] = "0",
     rounds: Annotated[int, typer.Option("--rounds", help="Repeat everything so often; 3 or more.")] = 3,
