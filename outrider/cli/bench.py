@@ -31,7 +31,7 @@ def run(
             help="Methods, peers, PEER:MODE; or methods, peers, all.",
             show_default="plain, prompt-lookup, draft-model, transformers",
         ),
-    ] = "plain,prompt-lookup,draft-model,transformers",  # fmt: skip
+    ] = "plain,prompt-lookup,draft-model,transformers",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,4,16.")] = "1",
     temperature: Annotated[str, typer.Option("--temperature", "-t", help="Temperatures, as in 0,1.")] = "0",
     rounds: Annotated[int, typer.Option("--rounds", help="Repeat everything so often; 3 or more.")] = 3,

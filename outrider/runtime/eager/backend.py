@@ -21,7 +21,7 @@ from outrider.runtime.eager.adapter import Adapter
 from outrider.runtime.eager.cache import SlotCache
 from outrider.runtime.passes import Block, Pass
 from outrider.runtime.selftest import self_check
-from outrider.runtime.support import TESTED, context_limit, refuse_unsupported
+from outrider.runtime.support import TESTED, context_limit, is_quantised, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
 
 COPIED = 64  # positions in a copy of finished text
@@ -55,7 +55,8 @@ class EagerBackend:
         return self.cache, StretchSlots(self.cache, bounds.slots, tokens, KeptTexts(left // COPIED, COPIED))
 
     def check(self, target: Target, self_test: bool | None) -> None:
-        if self_test or (self_test is None and self.adapter.model_type not in TESTED):
+        tested = self.adapter.model_type in TESTED and not is_quantised(self.model)
+        if self_test or (self_test is None and not tested):
             self_check(self, target)
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
