@@ -2,7 +2,7 @@
 
 The same requests with the drafter as it is and with one that learns while it drafts; the texts are compared, because
 they must be the same. Figures are of windows of so many requests, in order; Ctrl-C ends the stream early.
-Run: python benchmarks/online.py [--chat N] [--sql N] [--max-new-tokens N] [--lr X] [--every ROWS] [--thread]
+Run: python benchmarks/training/online.py [--chat N] [--sql N] [--max-new-tokens N] [--lr X] [--every ROWS] [--thread]
      [--svg FILE] [--drafter FOLDER] [--frozen FILE] [--save FOLDER] [--json [FILE]]
 """
 
@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import give, run
-
 import outrider
+from benchmarks.common import give, run
 from outrider.core.errors import InputError
 from outrider.runtime.choice import AUTO_NAME
 from outrider.train.online.adapt import AdaptPlan, adapt

@@ -2,7 +2,7 @@
 
 Without `--draft` the lookup over bytes stands beside the one over tokens. Greedy unless `--temperature` is given;
 prompts run one after the other, so what is learnt from one serves the next. Nothing is timed; what drafting costs is
-given as forwards of the draft model for each target step. Run: python benchmarks/cross_vocabulary.py --target A
+given as forwards of the draft model for each target step. Run: python benchmarks/methods/cross_vocabulary.py --target A
 [--draft B] --prompts FILE.jsonl --limit 2 [--budget 5] [--max-new-tokens 64] [--temperature 0.7] [--json [FILE]]
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common import arguments, give, loaded, run
-
+from benchmarks.common import arguments, give, loaded, run
 from outrider.api import Outrider
 from outrider.core.generation import Stats
 from outrider.core.params import SamplingParams

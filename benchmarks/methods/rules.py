@@ -2,7 +2,7 @@
 
 Nothing is timed, so prompts run as one batch and configurations in `--workers` processes on one device. `--rounds` is
 the number of samples of each prompt. Intervals are bootstrap over prompts, a prompt with all its samples; differences
-are paired by prompt. Run: python benchmarks/rules.py --prompts FILE.jsonl --limit 10 --rounds 3 [--device cuda]
+are paired by prompt. Run: python benchmarks/methods/rules.py --prompts FILE.jsonl --limit 10 --rounds 3 [--device cuda]
 [--workers 8] [--budgets 4,8,16,32] [--only dyspec] [--json [FILE]]
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import arguments, give, run
 
 import outrider
+from benchmarks.common import arguments, give, run
 from outrider.api import Outrider
 from outrider.bench.compare import per_group
 from outrider.bench.machine import machine, usable_cores

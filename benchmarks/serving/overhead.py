@@ -1,7 +1,7 @@
 """What HTTP and the second process add to a text: time to first token and time a token, against the engine itself.
 
 The same prompts, greedily, in this process and through `outrider serve`, in turns; then how soon a full queue says so.
-Run: python benchmarks/serve_overhead.py [--rounds 5] [--json [FILE]]
+Run: python benchmarks/serving/overhead.py [--rounds 5] [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import statistics
 import time
 from typing import Any
 
-from common import give, run
-
 import outrider
+from benchmarks.common import give, run
 from outrider.api import Outrider
 from outrider.bench.load.client import post, read_chat
 from outrider.bench.load.figures import percentile

@@ -4,7 +4,7 @@ Everything but the loss and the seed is the same; cross-entropy with hard labels
 acceptance of the first token, greedy and drawn at temperature 1, and tokens a target step of a greedy chain, from the
 acceptance at each depth; mean over the seeds and its standard error, and the gain over the baseline, paired by seed.
 Learning rates are not tuned for each loss: `tvdpp` is `tvd` at another effective rate.
-Run: python benchmarks/losses.py --data DATA [--model smollm2] [--kind eagle3] [--steps 300] [--seeds 3]
+Run: python benchmarks/training/losses.py --data DATA [--model smollm2] [--kind eagle3] [--steps 300] [--seeds 3]
      [-o vocab=8192 ...] [--json [FILE]]
 """
 

@@ -1,7 +1,7 @@
 """What the page takes from a server under load: an open fleet view, a trace of every request, and neither, in turns.
 
 Clients ask again as soon as they are answered. In each window either nobody looks, or the fleet view asks once a second
-as the page does, or every request is traced as the page's are. Run: python benchmarks/page_load.py [--json FILE]
+as the page does, or every request is traced as the page's are. Run: python benchmarks/pages/page_load.py [--json FILE]
 """
 
 from __future__ import annotations

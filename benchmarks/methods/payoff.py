@@ -2,13 +2,12 @@
 
 `accept-none` under payoff against plain decoding over the whole run, the learning included; prompt lookup under payoff
 against plain, group by group; both under `fixed` beside them with --fixed.
-Run: python benchmarks/payoff.py --prompts FILE.jsonl [--limit N] [--fixed] [--json [FILE]]
+Run: python benchmarks/methods/payoff.py --prompts FILE.jsonl [--limit N] [--fixed] [--json [FILE]]
 """
 
 from __future__ import annotations
 
-from common import arguments, give, loaded, measure, run
-
+from benchmarks.common import arguments, give, loaded, measure, run
 from outrider.bench.contenders import method_contender, parse_specs
 
 FIXED = {"none-fixed.controller": "fixed", "lookup-fixed.controller": "fixed"}

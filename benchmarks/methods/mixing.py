@@ -3,7 +3,8 @@
 No times: only how many tokens a step of a fixed size is worth, with a bootstrap interval of the paired difference of
 the mixture and the best single drafter of each group. Memory starts empty for each method and is kept over its prompts,
 or emptied before each with --memory reset.
-Run: python benchmarks/mixing.py --prompts FILE.jsonl [--limit N] [--budget 32] [--temperature T] [--json [FILE]]
+Run: python benchmarks/methods/mixing.py --prompts FILE.jsonl [--limit N] [--budget 32] [--temperature T]
+     [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import arguments, loaded, run
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.common import arguments, loaded, run
 from outrider.api import Outrider
 from outrider.core.files import write_atomic
 from outrider.core.params import SamplingParams

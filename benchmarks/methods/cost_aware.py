@@ -2,15 +2,14 @@
 
 Fixed trees are Sequoia's at several sizes, all with the same draft. Ratios of decode time are paired by prompt, with
 bootstrap intervals, overall and per group.
-Run: python benchmarks/cost_aware.py --prompts FILE.jsonl [--limit N] [--temperature T] [--json [FILE]]
+Run: python benchmarks/methods/cost_aware.py --prompts FILE.jsonl [--limit N] [--temperature T] [--json [FILE]]
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from common import arguments, compared, give, loaded, run
-
+from benchmarks.common import arguments, compared, give, loaded, run
 from outrider.bench.contenders import method_contender, parse_specs
 from outrider.bench.figures import figures, interval, paired, pooled_ratio, result
 

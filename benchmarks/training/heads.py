@@ -4,7 +4,7 @@ Every head is cut from one drafter, best one over the target's whole vocabulary.
 tokens are teacher-forced on held-out answers of the target's own text; latency, accepted length and speed are of
 decoding prompts with each head in turns, greedily with trees of a fixed size, against the whole head and with intervals
 over prompts. With --folder what is done is kept there, and a run that was stopped goes on.
-Run: python benchmarks/heads.py --data FOLDER [--drafter FOLDER] [--vocab 4096,8192,...] [--ranks 144,288]
+Run: python benchmarks/training/heads.py --data FOLDER [--drafter FOLDER] [--vocab 4096,8192,...] [--ranks 144,288]
      [--prompts FILE.jsonl] [--limit N] [--folder FOLDER] [--svg FILE] [--json [FILE]]
 """
 
@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common import arguments, give, run
-
+from benchmarks.common import arguments, give, run
 from outrider.api import Outrider
 from outrider.bench.compare import Comparison, Plan, compare, per_group
 from outrider.bench.contenders import method_contender, parse_specs

@@ -1,6 +1,6 @@
 """How fluent the page of a long text is: milliseconds a step while scrubbing, measured in Chromium.
 
-python benchmarks/page.py [--steps 600] [--gain 6] [--width 5] [--json FILE]
+python benchmarks/pages/page.py [--steps 600] [--gain 6] [--width 5] [--json FILE]
 
 A page of a text that no model made: about 2,000 tokens in 600 steps, each with a tree. The scrubber goes through all
 steps, back, and in strides. `script` is the page's work with layout; `step` lasts until the frame with the result was
@@ -15,9 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # of the checkout: the browser's driver is that of the tests
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout: the browser's driver is that of the tests
 
 from outrider.core.params import SamplingParams
 from outrider.explain import explain

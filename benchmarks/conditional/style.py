@@ -4,7 +4,7 @@ Every prompt is answered at each strength. Three measures an emitted token: perp
 an n-gram model of texts of the same kind that the prior has NOT seen, since its own corpus would flatter it; and the
 Jensen-Shannon divergence between the model's distribution and the changed one. Also what the prior costs a row of
 logits.
-Run: python benchmarks/style.py --style FILE_OR_FOLDER --held-out FILE_OR_FOLDER [--json [FILE]]
+Run: python benchmarks/conditional/style.py --style FILE_OR_FOLDER --held-out FILE_OR_FOLDER [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import arguments, give, loaded, run
 
+from benchmarks.common import arguments, give, loaded, run
 from outrider.api import Outrider
 from outrider.check.reference import Plain
 from outrider.constrain.style import Style

@@ -4,8 +4,8 @@ One sequence joins as another ends, and every answer has exactly `--max-new-toke
 is of steps in which all of them decode and no prompt runs; what is left when the prompts are used up (the drained
 batch) stands beside it, and so does everything together, prompts included. Methods take turns within a round; of the
 rounds the median counts, of each group of prompts.
-Run: python benchmarks/company_by_group.py --prompts FILE.jsonl [--limit N] [--sequences 1,4,8,16] [--temperature 0,1]
-     [--methods plain,mix] [--runtime native] [--precision int8] [--rounds 3] [--json [FILE]]
+Run: python benchmarks/methods/company_by_group.py --prompts FILE.jsonl [--limit N] [--sequences 1,4,8,16]
+     [--temperature 0,1] [--methods plain,mix] [--runtime native] [--precision int8] [--rounds 3] [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import arguments, run
 from rich.console import Console
 from rich.table import Table
 
 import outrider
+from benchmarks.common import arguments, run
 from outrider.api import Outrider
 from outrider.bench.compare import per_group
 from outrider.core.params import SamplingParams

@@ -2,7 +2,8 @@
 
 N samples of one prompt are drawn one after another; those that share their table learn from the ones before, those with
 a private one cannot and stand beside them as the control. Prompts never help one another.
-Run: python benchmarks/best_of_n.py [--prompts FILE --limit 1] [--temperature 0.8] [--json [FILE]] [--plot FILE.svg]
+Run: python benchmarks/methods/best_of_n.py [--prompts FILE --limit 1] [--temperature 0.8]
+     [--json [FILE]] [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import arguments, give, loaded, run
-
+from benchmarks.common import arguments, give, loaded, run
 from outrider.api import Outrider
 from outrider.core.params import SamplingParams
 from outrider.store.prompts import Prompt

@@ -1,6 +1,6 @@
 """What the trace of every request takes from a server's throughput: the same load with and without it, in turns.
 
-python benchmarks/tracing.py [--model smollm2] [--sequences 8] [--rounds 6] [--json FILE]
+python benchmarks/serving/tracing.py [--model smollm2] [--sequences 8] [--rounds 6] [--json FILE]
 
 Each round generates the same prompts once with `trace=True` and once without, in an order that changes from round to
 round; the texts must be the same. Rounds before the first counted one warm up. The ratio is that of the medians; what

@@ -1,7 +1,7 @@
 """Several replicas behind one front: how much of the prompts is found in their caches, by prefix and by chance.
 
     pip install 'outrider[ray]'
-    python benchmarks/replicas.py --replicas 4 --json result.json
+    python benchmarks/serving/replicas.py --replicas 4 --json result.json
 
 Conversations of several turns, each turn the whole past and something new; all conversations take turns, so that a
 replica chosen by chance has usually not run the past. The text must not depend on the replica.

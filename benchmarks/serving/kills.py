@@ -1,6 +1,6 @@
 """The engine process of `outrider serve` is killed again and again: are texts the same, and how soon do they go on.
 
-Run: python benchmarks/serve_kills.py [--kills 20] [--spare] [--at-once 16] [--json [FILE]]
+Run: python benchmarks/serving/kills.py [--kills 20] [--spare] [--at-once 16] [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import asyncio
 import random
 import sys
 
-from common import give, run
-
+from benchmarks.common import give, run
 from outrider.bench.load.kills import killed, questions
 from outrider.bench.load.servers import Setting, running
 from outrider.bench.machine import machine

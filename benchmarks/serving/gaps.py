@@ -3,7 +3,7 @@
 Eight answers run; after a while a prompt of 2,000 tokens comes. The 99th percentile of the gaps between two deliveries
 of an answer is given for the time before and for the time in which the prompt runs; and how long the prompt takes.
 Then one prompt of 1,000 tokens twice, the second with another ending: what the first token of each takes.
-Run: python benchmarks/gaps.py [--sequences 8] [--prompt-tokens 2000] [--runtime native] [--precision int8]
+Run: python benchmarks/serving/gaps.py [--sequences 8] [--prompt-tokens 2000] [--runtime native] [--precision int8]
      [--method plain] [--rounds 3] [--json [FILE]]
 """
 
@@ -14,9 +14,8 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
-from common import arguments, give, run
-
 import outrider
+from benchmarks.common import arguments, give, run
 from outrider.api import Outrider
 from outrider.core.params import SamplingParams
 from outrider.core.schedule import Delivery, Terms

@@ -1,7 +1,7 @@
 """Host time a step outside the target's forward, at batch 1 with 16 candidates: drafting, judging, bookkeeping.
 
 Prompt lookup drafts on the host, so its drafting counts. `accept-none` offers all 16 candidates at every step.
-Run: python benchmarks/host_overhead.py [--json [FILE]]
+Run: python benchmarks/costs/host_overhead.py [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from common import arguments, give, loaded, measure, run
-
+from benchmarks.common import arguments, give, loaded, measure, run
 from outrider.bench.contenders import method_contender, parse_specs
 
 NODES = 16

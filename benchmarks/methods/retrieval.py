@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from common import run
 
+from benchmarks.common import run
 from outrider.core.records import Budget, Scores, StepRecord, Verdict
 from outrider.draft.lookup.retrieval import Retrieval
 from outrider.models import load_tokenizer

@@ -1,7 +1,7 @@
 """Which fields of a chat request a server does, ignores or refuses; ours is asked, the others' are read from sources.
 
     outrider serve &
-    python benchmarks/serve_fields.py --url http://127.0.0.1:8000 > docs/guides/serve-compatibility.md
+    python benchmarks/serving/fields.py --url http://127.0.0.1:8000 > docs/guides/serve-compatibility.md
 
 Ours: each field is sent alone, with a value that has to be taken, to a running server. "yes": it was taken; "refused":
 the answer was 400 or 501; "ignored": the header said so. The others: the fields that their forms name, in the versions
@@ -87,7 +87,7 @@ def main() -> None:
     today = datetime.date.today().isoformat()
     print("# Fields of a chat request, server by server\n")
     print(
-        f"Made by `python benchmarks/serve_fields.py` on {today}: ours was asked with each field alone; of the others"
+        f"Made by `python benchmarks/serving/fields.py` on {today}: ours was asked with each field alone; of the others"
     )
     print("it says whether their form of `/v1/chat/completions` names the field.\n")
     for peer, (_, source) in PEERS.items():

@@ -1,7 +1,7 @@
 """Plain decoding through Outrider against transformers' own `generate`, interleaved prompt by prompt, greedy.
 
 A ratio above 1 means that Outrider's loop is the faster one. Each runtime has a copy of the model of its own.
-Run: python benchmarks/plain_vs_transformers.py [--limit N] [--rounds N] [--json [FILE]]
+Run: python benchmarks/costs/plain_vs_transformers.py [--limit N] [--rounds N] [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from common import arguments, give, loaded, measure, run
 
+from benchmarks.common import arguments, give, loaded, measure, run
 from outrider.bench.contenders import Contender, Run, method_contender, parse_specs
 from outrider.core.generation import Stats
 from outrider.core.params import SamplingParams

@@ -2,7 +2,7 @@
 
 First: the time to first token of a request, and of a second one behind the same beginning; every round with a salt of
 its own. Then: many sequences that have nothing in common, all at once, and the memory that the process has taken.
-Run: python benchmarks/prefixes.py [--model smollm2] [--runtime native] [--precision int8] [--shared 1000]
+Run: python benchmarks/serving/prefixes.py [--model smollm2] [--runtime native] [--precision int8] [--shared 1000]
      [--rounds 3] [--sequences 64] [--tokens 1000] [--json [FILE]]
 """
 

@@ -1,6 +1,6 @@
 """Mixed load on `outrider serve` for as long as asked: answers, slow readers, clients that leave, nonsense, idle ones.
 
-Run: python benchmarks/serve_soak.py --minutes 60 [--clients 12] [--idle 200] [--spare] [--json [FILE]]
+Run: python benchmarks/serving/soak.py --minutes 60 [--clients 12] [--idle 200] [--spare] [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import asyncio
 import random
 import sys
 
-from common import give, run
-
+from benchmarks.common import give, run
 from outrider.bench.load.abuse import Mixed
 from outrider.bench.load.kills import questions
 from outrider.bench.load.servers import Setting, running
