@@ -57,8 +57,11 @@ PAGES = (
         "Draft models",
         "A smaller model drafts, of the same family or of another vocabulary "
         "([through text](../guides/drafting/cross-vocabulary.md)). The methods differ in the shape of the tree, in how "
-        "candidates are drawn, and in the rule that accepts them ([draws](../concepts/draws.md)). For the embedded "
-        "model a draft comes with the package; for any other the default is its first layers.",
+        "candidates are drawn, and in the rule that accepts them ([draws](../concepts/draws.md)). Without `draft` it "
+        "is the newest draft kept for this target (`outrider train distill`), the one that comes with the package (for "
+        "the embedded model five of its layers, distilled), or else the target's first layers and its head. With "
+        "`verifier=invariant` a chain is drawn with the target's own noise, so that both agree where their "
+        "distributions are close, and the output at equal seeds is the same as without speculation.",
         ("model",),
     ),
     Page(
@@ -104,9 +107,16 @@ def index(of_page: dict[str, list[MethodInfo]]) -> str:
             "speculate. All of these are lossless. [Which one is for you](../start/which-method.md) is a shorter page."
         ),
         "",
+        wrapped(
+            "Options are set with `-o name=value` or `outrider.load(..., options={...})`, and each request may name "
+            "its own method. What cannot be, a value out of its range or a folder that holds no drafter, is refused "
+            "before the model is loaded."
+        ),
+        "",
         "```",
         "outrider methods                                 # this list, with options",
         'outrider generate "hi" --method suffix -o budget=8',
+        "outrider methods --json                          # every option with its default and meaning",
         "outrider check --method suffix --quick           # proves that its output is the model's",
         "```",
         "",
