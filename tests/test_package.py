@@ -7,6 +7,7 @@ test: they are gigabytes, and the same files.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -103,11 +106,52 @@ def test_the_wheel_starts_in_an_empty_environment(installed: Path, tmp_path: Pat
     assert where.stdout.startswith(str(installed.parent))
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that needs no extra: random weights, and a token a byte."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE(vocab={sign: i for i, sign in enumerate(alphabet)}, merges=[]))
+    bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=bytewise).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(alphabet), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.slow
-def test_what_an_extra_would_bring_is_named_in_one_line(installed: Path, tmp_path: Path) -> None:
-    got = run(installed / "outrider", "serve", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
-    assert got.returncode != 0
-    assert "outrider[serve]" in got.stderr and "Traceback" not in got.stderr
+def test_the_wheel_generates_in_an_empty_environment(installed: Path, tiny: Path, tmp_path: Path) -> None:
+    args = ("generate", "One, two,", "--raw", "--model", tiny, "-n", "8", "--json")
+    got = run(installed / "outrider", *args, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    assert got.returncode == 0, got.stderr
+    assert len(json.loads(got.stdout)["generations"][0]["token_ids"]) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("serve", "serve"),
+        ("generate hi", "demo"),
+        ("generate hi --runtime openvino", "openvino"),
+        ("generate hi --raw --model tiny --choice a --choice b", "grammar"),
+        ("compare --html page.html", "bench"),
+        ("index build --corpus corpus --tokenizer tiny --out store", "retrieval"),
+    ],
+)
+def test_what_an_extra_would_bring_is_named_in_one_line(
+    installed: Path, tiny: Path, tmp_path: Path, arguments: str, extra: str
+) -> None:
+    (tmp_path / "tiny").symlink_to(tiny)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "one.txt").write_text("One, two, three.\n" * 50)
+    got = run(installed / "outrider", *arguments.split(), cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    errors = [line for line in got.stderr.splitlines() if line.startswith("error: ")]
+    assert got.returncode == 2 and len(errors) == 1, got.stderr
+    assert f"pip install 'outrider[{extra}]'" in errors[0] and "Traceback" not in got.stderr
 
 
 @pytest.mark.slow
