@@ -49,8 +49,9 @@ def fit_help(app: typer.Typer) -> None:
         return
     app.rich_markup_mode = None
     context = Shell.context_class
+    formatter: Any = context.formatter_class
 
-    class Lines(context.formatter_class):
+    class Lines(formatter):
         def __init__(self, **_: Any) -> None:
             super().__init__(width=columns - 1)
 
