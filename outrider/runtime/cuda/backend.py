@@ -219,8 +219,14 @@ class CudaBackend:
             self._record(step)
         cache.rows.touch(packed.blocks)
         cache.settle([slot for slot in slots if len(cache.waiting.get(slot, ())) > MOVES])
-        step.fill(packed, [cache.take(slot) for slot in slots])
-        return dict(zip(slots, step.run(packed), strict=True))
+        moves = [cache.take(slot) for slot in slots]
+        try:
+            step.fill(packed, moves)
+            return dict(zip(slots, step.run(packed), strict=True))
+        except BaseException:
+            if not step.moved:  # whoever tries again finds the cache as it was
+                cache.waiting |= {slot: pairs for slot, pairs in zip(slots, moves, strict=True) if pairs}
+            raise
 
     def _step(self, bucket: Bucket, needs: Needs) -> Step:
         key = (bucket, needs.hidden, needs.top)

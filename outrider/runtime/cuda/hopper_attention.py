@@ -44,12 +44,16 @@ def fits(query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> bool:
     )  # fmt: skip
 
 
-def _splits(query: Tensor, keys: Tensor, layout: Layout) -> int:
-    """Stretches of the context: one program a processor, two where it is long."""
+def _programs(query: Tensor, keys: Tensor, layout: Layout) -> int:
+    """That have something to do with one stretch of the context, where sequences have as many rows each."""
     key_heads, sequences = keys.shape[1], layout.sequences
-    each = triton.cdiv(query.shape[1] // key_heads * triton.cdiv(layout.rows, sequences), BLOCK)  # tiles of a sequence
-    programs = sequences * key_heads * each
-    most = processors(query.device) * (1 if keys.shape[2] <= SHORT else 2)
+    rows = triton.cdiv(layout.rows, sequences)
+    return sequences * key_heads * triton.cdiv(query.shape[1] // key_heads * rows, BLOCK)
+
+
+def _splits(programs: int, capacity: int, device: torch.device) -> int:
+    """Stretches of the context: one program a processor, two where it is long."""
+    most = processors(device) * (1 if capacity <= SHORT else 2)
     splits = 1
     while 2 * splits * programs <= most and splits < 16:
         splits *= 2
@@ -68,8 +72,9 @@ def tree_attention(
     _, heads, rows, dim = query.shape
     key_heads, capacity = keys.shape[1:3]
     sequences, group = layout.sequences, heads // key_heads
-    splits, units = _splits(query, keys, layout), tiles(sequences, group * rows, BLOCK)
-    alone = units * key_heads * splits <= processors(query.device)
+    programs, units = _programs(query, keys, layout), tiles(sequences, group * rows, BLOCK)
+    splits = _splits(programs, capacity, query.device)
+    alone = programs * splits <= processors(query.device)
     stages = 5 if alone else 2  # there two programs share a processor
     space = (units * key_heads, splits, BLOCK)
     out = torch.empty((1, rows, heads, dim), dtype=query.dtype, device=query.device)

@@ -47,6 +47,10 @@ class Shelf:
         self.small = small  # bytes that may stay where they were made
         self._places: dict[tuple[str, torch.dtype, int], Tensor] = {}
 
+    @property
+    def bytes(self) -> int:
+        return sum(place.nbytes for place in self._places.values())
+
     def put(self, out: Outputs) -> Outputs:
         hidden = {layer: self._put(f"hidden {layer}", states) for layer, states in out.hidden.items()}
         return Outputs(self._put("logits", out.logits), out.chosen, hidden)
@@ -67,7 +71,9 @@ class Step:
 
     def __init__(self, cache: SlotCache, ops: Any, bucket: Bucket, device: torch.device, top: int = 0) -> None:
         self.cache, self.ops, self.bucket, self.top = cache, ops, bucket, top
-        self.uses, self.tried, self.graph = 0, False, False  # passes that ran; whether to be, and is, recorded
+        self.uses = 0  # passes that ran
+        self.tried = self.graph = False  # whether it was to be recorded, and is
+        self.moved = False  # whether the accepted paths that were filled in have been kept
         self.stored = {id(tensor) for layer in range(len(cache)) for tensor in cache.layer(layer)}
         self._marks: dict[int, Tensor] = {}  # by window: the mask that a layer type with it gets
         self._waiting: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # a layer's rows, its cache: not stored yet
@@ -77,17 +83,17 @@ class Step:
             **dict.fromkeys(("slots", "lengths", "nodes", "counts", "causal"), (sequences,)),
             "begins": (sequences + 1,), "sources": (sequences, MOVES), "targets": (sequences, MOVES),
         }  # fmt: skip
-        total = sum(int(np.prod(shape)) for shape in shapes.values())
+        sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        total = sum(_aligned(size) for size in sizes.values())
         host = torch.zeros(total, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._host, self._device = host, torch.zeros(total, dtype=torch.int64, device=device)
         self._fields: dict[str, np.ndarray[Any, np.dtype[np.int64]]] = {}
         views: dict[str, Tensor] = {}
         at = 0
         for name, shape in shapes.items():
-            size = int(np.prod(shape))
-            self._fields[name] = host.numpy()[at : at + size].reshape(shape)
-            views[name] = self._device[at : at + size].view(shape)
-            at += size
+            self._fields[name] = host.numpy()[at : at + sizes[name]].reshape(shape)
+            views[name] = self._device[at : at + sizes[name]].view(shape)
+            at += _aligned(sizes[name])
         self.ids, self.positions = views["ids"][None], views["positions"][None]  # [1, T], as the model takes them
         self.owners, self.places = views["owners"], views["places"]  # [T] slot of each row, and its place there
         self.sources, self.targets = views["sources"], views["targets"]
@@ -105,6 +111,7 @@ class Step:
         """Write a pass's inputs on the host; what is padding reads nothing and writes to the bin."""
         f, blocks, where = self._fields, packed.blocks, packed.where
         self._host.numpy()[:] = self._blank
+        self.moved = False
         rows = np.array([b.rows for b in blocks])
         facts = np.array([(b.slot, b.length, len(b.tokens), b.text) for b in blocks])
         f["slots"][: len(blocks)], f["lengths"][: len(blocks)], f["nodes"][: len(blocks)] = facts.T[:3]
@@ -129,6 +136,7 @@ class Step:
         for block in self.cache.blocks:
             for tensor in block:
                 self.ops.move_rows(tensor, self.layout.slots, self.sources, self.targets)
+        self.moved = True
 
     def run(self, packed: Packed) -> list[Scores]:
         """Changes state: one pass over what was filled in. Scores are parts of one copy: the next pass of this size
@@ -137,6 +145,7 @@ class Step:
         blocks, begins, texts = packed.blocks, packed.begins, packed.texts
         self._device.copy_(self._host, non_blocking=True)
         out = self.replay()
+        self.moved = True
         self._chosen.copy_(out.chosen, non_blocking=True)
         if self._told is not None:
             self._told.record(torch.cuda.current_stream(self._device.device))
@@ -233,6 +242,11 @@ def recorded(forward: Callable[[], Any], device: torch.device, pool: Any, *, war
         return out
 
     return replay
+
+
+def _aligned(size: int) -> int:
+    """Whole cache lines: kernels are compiled anew for addresses that are aligned in another way."""
+    return -(-size // 16) * 16
 
 
 @cache

@@ -196,6 +196,26 @@ def test_what_waits_is_done_before_anything_looks(target: SlotTarget) -> None:
     assert target.length(slot) == len(PROMPT) - 1 + 3 + 1
 
 
+@pytest.mark.parametrize("where", ["fill", "hold", "run"])
+def test_a_pass_that_fails_leaves_what_waits_to_whoever_tries_again(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything ran, in the middle of the model, and after it."""
+    target = runtime(small().to(DEVICE), max_slots=4, max_rows=16)
+    slot, right = committed(target), getattr(graphed.Step, where)
+    with monkeypatch.context() as patch:
+
+        def fails(*args: Any) -> None:
+            if where == "run":
+                right(*args)
+            raise RuntimeError("on purpose")
+
+        patch.setattr(graphed.Step, where, fails)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            logits(target, slot, root(11))
+    assert close(logits(target, slot, root(11)), expected())
+
+
 def test_a_released_slot_takes_its_moves_along(target: SlotTarget) -> None:
     slot = committed(target)
     target.release(slot)
@@ -304,7 +324,7 @@ def test_no_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_cuda
 def test_too_little_memory_for_graphs_runs_without_them(caplog: pytest.LogCaptureFixture) -> None:
     model = small().to(DEVICE)
-    target = runtime(model, max_slots=1, graph_bytes=4 * 61 * 8)
+    target = runtime(model, max_slots=1, graph_bytes=10_000)  # of the smallest alone
     with caplog.at_level(logging.WARNING):
         slot = open_slot(target)
         got = logits(target, slot)

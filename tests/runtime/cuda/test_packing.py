@@ -17,7 +17,7 @@ from outrider.runtime.cuda.packing import ROWS, SEQUENCES, pack, passes
 from outrider.runtime.flight import Block, text_block, tree_block
 from outrider.runtime.slots import SlotTarget
 from outrider.runtime.targets import cuda_target, eager_target
-from tests.runtime.cuda.test_backend import DEVICE, RECORDED, placed
+from tests.runtime.cuda.test_backend import DEVICE, RECORDED, needs_cuda, placed
 from tests.runtime.test_architectures import CONTEXT, QUICK, VOCAB, random_tree
 from tests.runtime.test_steps import small
 
@@ -150,3 +150,30 @@ def test_what_is_met_again_is_recorded_then_and_not_at_first(monkeypatch: pytest
         target.run([Piece(slot, list(range(rows)) if rows > 16 else [1] * rows)], NO_NEEDS)
         target.truncate(slot, 0)
         assert recorded == expected
+
+
+@needs_cuda
+def test_a_recording_gives_what_the_same_pass_gives_without_one() -> None:
+    """Text beside trees, scored text, trees alone; the first run of a size is not recorded, the others are."""
+    model = small(max_position_embeddings=400).to(DEVICE)
+    target = runtime(model, max_slots=6, max_rows=40)
+    slots = [target.acquire() for _ in range(6)]
+    target.run([Piece(slot, [1, 2, 3 + slot]) for slot in slots], NO_NEEDS)
+    rng = np.random.default_rng(0)
+    trees = [Piece(slot, tree=random_tree(rng, 5, 10 * slot, 300)) for slot in slots[:4]]
+    texts = [Piece(slot, rng.integers(0, VOCAB, 70).tolist()) for slot in slots[4:]]
+    for pieces, needs in (([*trees, *texts], Needs(hidden=(1,))), (texts, Needs(logits=True)), (trees, Needs(top=4))):
+        found = []
+        for _ in range(4):
+            found.append(target.run(pieces, needs))
+            for slot in slots:
+                target.truncate(slot, 3)
+        for again in found[1:]:
+            for a, b in zip(found[0], again, strict=True):
+                if a.logits is not None and b.logits is not None:
+                    torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
+                    assert a.likeliest == b.likeliest
+                for layer, states in a.hidden.items():
+                    torch.testing.assert_close(states, b.hidden[layer], atol=1e-5, rtol=1e-5)
+    steps = target.backend._steps.values()  # type: ignore[attr-defined]
+    assert all(step.graph for step in steps if step.uses > 1) and sum(step.graph for step in steps) >= 3
