@@ -219,7 +219,7 @@ class CudaBackend:
             self._record(step)
         cache.rows.touch(packed.blocks)
         cache.settle([slot for slot in slots if len(cache.waiting.get(slot, ())) > MOVES])
-        moves = [cache.take(slot) for slot in slots]
+        moves, step.moved = [cache.take(slot) for slot in slots], False
         try:
             step.fill(packed, moves)
             return dict(zip(slots, step.run(packed), strict=True))

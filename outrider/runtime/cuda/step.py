@@ -111,7 +111,6 @@ class Step:
         """Write a pass's inputs on the host; what is padding reads nothing and writes to the bin."""
         f, blocks, where = self._fields, packed.blocks, packed.where
         self._host.numpy()[:] = self._blank
-        self.moved = False
         rows = np.array([b.rows for b in blocks])
         facts = np.array([(b.slot, b.length, len(b.tokens), b.text) for b in blocks])
         f["slots"][: len(blocks)], f["lengths"][: len(blocks)], f["nodes"][: len(blocks)] = facts.T[:3]
