@@ -16,10 +16,11 @@ from dataclasses import replace
 
 from outrider.core.errors import ClosedEngine, FullQueue
 from outrider.core.generation import FinishReason, Generation
+from outrider.core.judge import judge
 from outrider.core.legality.trim import fitted
-from outrider.core.noise import DRAFT, VERIFY, StreamNoise, fresh_seed
+from outrider.core.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.core.protocols import CompileForm, Constraints, Recipe, Target
-from outrider.core.records import Budget, Load, Piece, Scores, StepRecord, StepTiming, Verdict
+from outrider.core.records import Budget, Load, Piece, StepRecord, StepTiming
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Handle, Listener, StepReport, Terms, Watcher
 from outrider.core.schedule.checks import check_prompt, check_tree
@@ -259,7 +260,7 @@ class Engine:
         batch = [s for s in batch if not s.left]
         for group in groups:
             group.members = [s for s in group.members if not s.left]
-        records = {s.slot: self._judge(s, trees[s.slot], ran.scores[s.slot]) for s in batch}
+        records = judge(batch, trees, ran.scores, self.target.traits.pick)
         alive = [s for s in batch if not s.done]
         self.target.commit([s.slot for s in alive], [records[s.slot].verdict.path for s in alive])
         judged = clock()
@@ -346,18 +347,6 @@ class Engine:
             for s in willing:
                 self.guard.fail(s, error)
             return {}
-
-    def _judge(self, s: Running, tree: TokenTree, scores: Scores) -> StepRecord:
-        try:
-            rows = s.rows(scores, tree)
-            verdict = s.recipe.verifier.verify(tree, rows, s.noise(VERIFY))
-            if s.trace is not None:
-                s.trace.judge(tree, verdict, rows)
-            emitted = s.emit(tree, verdict, rows)
-        except Exception as error:  # one request's impossible demand must not end the others
-            s.error, s.finish = error, FinishReason.ERROR
-            verdict, emitted = Verdict((), s.pending), ()
-        return StepRecord(tree, verdict, emitted, scores)
 
     def _abandon(self, error: BaseException | None = None) -> None:
         """End everything, whatever drafters say to it."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 
 class Growing:
@@ -49,8 +47,11 @@ class Tally:
         self._counts.extend([0] * len(fresh))
         np.add.at(self._counts.view, [self._place[t] for t in tokens if t < self._limit], 1)
 
-    def plus(self, path: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ids and counts as they would be with `path` appended: the same numbers, so the same bits, as after it is."""
+    def plus(self, path: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids and counts as they would be with `path` appended: the same numbers, so the same bits, as after it is.
+
+        Views where there is no path: do not keep them.
+        """
         ids, counts = self._ids.view, self._counts.view
         if len(path):
             fresh = [t for t in dict.fromkeys(path) if t < self._limit and t not in self._place]
@@ -58,4 +59,4 @@ class Tally:
             ids = np.concatenate([ids, np.array(fresh, dtype=np.int64)])
             counts = np.concatenate([counts, np.zeros(len(fresh), dtype=np.int64)])
             np.add.at(counts, [place.get(t, self._place.get(t, -1)) for t in path if t < self._limit], 1)
-        return torch.from_numpy(ids), torch.from_numpy(counts)
+        return ids, counts
