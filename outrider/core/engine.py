@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from outrider.core.errors import ClosedEngine, FullQueue
 from outrider.core.generation import FinishReason, Generation
-from outrider.core.judge import judge
 from outrider.core.legality.trim import fitted
 from outrider.core.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.core.protocols import CompileForm, Constraints, Recipe, Target
 from outrider.core.records import Budget, Load, Piece, StepRecord, StepTiming
+from outrider.core.rows.judge import judge
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Handle, Listener, StepReport, Terms, Watcher
 from outrider.core.schedule.checks import check_prompt, check_tree

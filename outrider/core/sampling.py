@@ -25,7 +25,7 @@ from outrider.core.numeric.torch_threads import torch_threads
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Bound, Constraint, Predicate
 from outrider.core.records import SeenRow
-from outrider.core.row_edits import NO_IDS, NO_NUMBERS, RowEdits, edit
+from outrider.core.rows.edits import NO_IDS, NO_NUMBERS, RowEdits, edit
 from outrider.core.tree import QRow, TokenTree
 from outrider.core.warping import (
     as_wide,
@@ -260,9 +260,7 @@ class History:
         if self._said is not None:
             said, counts = self._said.plus(path)
             penalties = p.presence_penalty + p.frequency_penalty * counts.astype(np.float32)
-        return RowEdits(
-            seen, p.repetition_penalty, said, penalties, self._bias_ids, self._biases, self._bans(path)
-        )
+        return RowEdits(seen, p.repetition_penalty, said, penalties, self._bias_ids, self._biases, self._bans(path))
 
     def nothing_left(self, path: Sequence[int]) -> EmptySupport:
         return EmptySupport(

@@ -19,7 +19,7 @@ from outrider.core.legal import ban
 from outrider.core.noise import StreamNoise, on_device, race_scores, target_keys
 from outrider.core.protocols import Noise
 from outrider.core.records import RowPicker
-from outrider.core.row_edits import edit_together
+from outrider.core.rows.edits import edit_together
 from outrider.core.target_rows import NONE_LEFT, TargetRows
 from outrider.core.warping import cheap_together, truncate_together
 

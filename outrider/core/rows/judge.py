@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.core.choices import choose
 from outrider.core.generation import FinishReason
 from outrider.core.noise import VERIFY
 from outrider.core.protocols import Noise
 from outrider.core.records import RowPicker, Scores, StepRecord, Verdict
+from outrider.core.rows.choices import choose
 from outrider.core.sequence import Running
 from outrider.core.target_rows import TargetRows
 from outrider.core.tree import TokenTree

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,7 +65,10 @@ def edit_together(scores: Tensor, edits: Sequence[RowEdits]) -> None:
     fields = zip(*((e.seen, e.said, e.biased, e.banned) for e in edits), strict=True)
     ids = [_flat(field, width) for field in fields]
     scales = np.repeat(np.array([e.scale for e in edits], np.float32), [len(e.seen) for e in edits])
-    numbers = [scales, *(np.concatenate(field) for field in zip(*((e.penalties, e.biases) for e in edits), strict=True))]
+    numbers = [
+        scales,
+        *(np.concatenate(field) for field in zip(*((e.penalties, e.biases) for e in edits), strict=True)),
+    ]
     seen, said, biased, banned = _sent(ids, scores.device)
     scale, penalty, bias = _sent(numbers, scores.device)
     if len(seen):
