@@ -29,7 +29,7 @@ from outrider.core.records import Budget, Needs, Scores, Traits
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Terms
 from outrider.core.sequence import Running
-from outrider.core.text import TextStream, token_decoder
+from outrider.core.text import token_decoder
 from outrider.runtime.backend import Bounds
 from outrider.runtime.blocks.allocator import Allocator
 from outrider.runtime.blocks.stretches import StretchSlots
@@ -51,9 +51,9 @@ PARTS: list[tuple[str, object, str]] = [  # whose time is counted apart, less th
     ("draft", Engine, "_draft"),
     ("pass", engine_module, "run_pass"),
     ("backend", SlotTarget, "_pass"),
-    ("judge", Engine, "_judge"),
+    ("judge", engine_module, "judge"),
     ("emit", Running, "emit"),
-    ("text", TextStream, "push"),
+    ("text", Running, "read"),
     ("commit", SlotTarget, "commit"),
     ("tell", Engine, "_tell"),
     ("deliver", Running, "deliver"),

@@ -286,10 +286,9 @@ class Engine:
         self, batch: Sequence[Running], groups: Sequence[Group], records: Mapping[int, StepRecord], timing: StepTiming
     ) -> None:
         """Statistics, costs, controllers, listeners; those who are done leave."""
+        now = self.clock()
         for s in batch:
-            s.stats.count(records[s.slot], timing, len(records[s.slot].emitted))
-            s.stats.first_token_s = s.stats.first_token_s or self.clock() - s.started
-            s.note(records[s.slot], timing, self.clock())
+            s.count(records[s.slot], timing, now)
         for costs in {id(g.recipe.costs): g.recipe.costs for g in groups}.values():
             if costs is not None and batch and not timing.prompt_rows:
                 costs.add(timing.rows, timing.batch, timing.verify + timing.rest, timing.context)
@@ -307,14 +306,18 @@ class Engine:
                 s.deliver()
         self.steps += 1
         preempted, self.roster.preempted = self.roster.preempted, 0
-        report = StepReport.of(self.steps, timing, records.values(), len(self.running), len(self.queue), preempted)
-        for watcher in self._watchers:
-            watcher(report)
+        if self._watchers:
+            running, waiting = len(self.running), len(self.queue)
+            report = StepReport.of(self.steps, timing, records.values(), running, waiting, preempted)
+            for watcher in self._watchers:
+                watcher(report)
 
     def _draft(self, batch: list[Running], groups: list[Group], context: int) -> dict[int, TokenTree]:
         """The tree of each slot; what one method drafts for its sequences is part of the load for the next one."""
         trees = {s.slot: root(s.pending) for s in batch}
         for group in groups:
+            if not group.planned:
+                continue
             begun = self.clock()
             load = Load(len(batch), sum(tree.candidates for tree in trees.values()), context)
             slots, limits = [s.slot for s in group.members], [s.room(self.target.max_rows) for s in group.members]

@@ -60,12 +60,12 @@ def key(*parts: int, after: int = 0) -> int:
     return state
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 14)
 def _scattered(part: int) -> int:
     return mix(part + _GOLDEN)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _stream_key(seed: int, sample: int, stream: int) -> int:
     return key(seed, sample, stream)
 
@@ -82,10 +82,19 @@ def text_hash(tokens: Sequence[int] | NDArray[np.int64], place: int = 0) -> int:
     The sum, modulo 2^64, of a word for each token at its place: any stretch can be added in one go.
     """
     if len(tokens) <= 16:  # an array is not worth its making
-        return sum(mix(_scattered(int(token)) + (place + i + 1) * _GOLDEN) for i, token in enumerate(tokens)) & MASK
+        return sum(_word(int(token), place + i) for i, token in enumerate(tokens)) & MASK
     words = _scattered_words(np.asarray(tokens, dtype=np.int64).astype(np.uint64))
     words += np.arange(place + 1, place + 1 + len(words), dtype=np.uint64) * np.uint64(_GOLDEN)
     return int(_words(0, words).sum(dtype=np.uint64))
+
+
+def longer(text: int, token: int, place: int) -> int:
+    """The hash of a text that goes on with this token, which stands at `place`."""
+    return text + _word(token, place) & MASK
+
+
+def _word(token: int, place: int) -> int:
+    return mix(_scattered(token) + (place + 1) * _GOLDEN)
 
 
 def uniform(bits: int) -> float:

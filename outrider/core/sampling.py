@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.core.errors import EmptySupport, InputError
 from outrider.core.legal import Legal, as_words, ban
-from outrider.core.noise import MASK, text_hash
+from outrider.core.noise import longer, text_hash
 from outrider.core.numeric.tally import Growing, Tally
 from outrider.core.numeric.torch_threads import torch_threads
 from outrider.core.params import SamplingParams
@@ -103,6 +103,14 @@ class History:
         """Prompt and output, a view: do not keep it across steps."""
         return self._tokens.view
 
+    def __len__(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self._tokens)
+
+    @property
+    def last(self) -> int:
+        return self.output[-1] if self.output else self.prompt[-1]
+
     @property
     def temperature(self) -> float:
         return self.params.temperature
@@ -117,15 +125,16 @@ class History:
 
     def append(self, tokens: Iterable[int]) -> None:
         """Changes state: these tokens became text."""
-        new = [int(token) for token in tokens]
-        self.hash = self.hash + text_hash(new, len(self.tokens)) & MASK
-        self.output.extend(new)
-        self._tokens.extend(new)
-        for tally in (self._seen, self._said):
-            if tally is not None:
-                tally.add(new)
-        if self.legal is not None:
-            for token in new:
+        for token in tokens:
+            token = int(token)
+            self.hash = longer(self.hash, token, len(self._tokens))
+            self.output.append(token)
+            self._tokens.append(token)
+            if self._seen is not None:
+                self._seen.add((token,))
+            if self._said is not None:
+                self._said.add((token,))
+            if self.legal is not None:
                 self.legal.append(token)
 
     def continuations(self) -> list[list[int]]:

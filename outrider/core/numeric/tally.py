@@ -19,14 +19,25 @@ class Growing:
     def view(self) -> NDArray[np.int64]:
         return self._data[: self._size]
 
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, value: int) -> None:
+        self._reserve(self._size + 1)
+        self._data[self._size] = value
+        self._size += 1
+
     def extend(self, values: Sequence[int]) -> None:
         size = self._size + len(values)
+        self._reserve(size)
+        self._data[self._size : size] = values
+        self._size = size
+
+    def _reserve(self, size: int) -> None:
         if size > len(self._data):
             grown = np.empty(max(64, 2 * size), dtype=np.int64)
             grown[: self._size] = self.view
             self._data = grown
-        self._data[self._size : size] = values
-        self._size = size
 
 
 class Tally:
@@ -41,11 +52,13 @@ class Tally:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Changes state."""
-        fresh = dict.fromkeys(t for t in tokens if t < self._limit and t not in self._place)
-        self._place.update({t: len(self._place) + i for i, t in enumerate(fresh)})
-        self._ids.extend(list(fresh))
-        self._counts.extend([0] * len(fresh))
-        np.add.at(self._counts.view, [self._place[t] for t in tokens if t < self._limit], 1)
+        for token in tokens:
+            if token < self._limit:
+                if token not in self._place:
+                    self._place[token] = len(self._place)
+                    self._ids.append(token)
+                    self._counts.append(0)
+                self._counts.view[self._place[token]] += 1
 
     def plus(self, path: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ids and counts as they would be with `path` appended: the same numbers, so the same bits, as after it is.

@@ -26,14 +26,17 @@ from outrider.core.warping import cheap_together, truncate_together
 LIMIT = 1 << 24  # scores worked on at once: what bounds the memory that it takes
 
 
+@torch.inference_mode()
 def choose(step: Sequence[tuple[TargetRows, Noise, bool]], pick: RowPicker | None = None) -> None:
     """Changes the rows that can be chosen together: each has its `chosen` then.
 
     With each goes the noise that chooses where it samples, and whether a rule is to ask for that at all.
     """
+    if not step or not cheap_together(step[0][0].logits):
+        return
     greedy, noises = list[TargetRows](), dict[TargetRows, StreamNoise]()
     for rows, noise, sampled in step:
-        if not cheap_together(rows.logits) or rows.history.one_by_one:
+        if rows.history.one_by_one:
             continue
         if rows.greedy and not _settled(rows) and _has_masks(rows):
             greedy.append(rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -50,13 +51,14 @@ def kernels() -> Any:
     from outrider.runtime.cuda import kernels as rows
     from outrider.runtime.cuda import projection
     from outrider.runtime.cuda.hopper_product import gated
+    from outrider.runtime.cuda.race import pick
     from outrider.runtime.cuda.top import top
     from outrider.runtime.cuda.tree_attention import tree_attention
 
     return SimpleNamespace(
         tree_attention=tree_attention, streams=projection.streams, project=projection.project, parts=projection.parts,
         gated=gated, top=top, rms_norm=rows.rms_norm, add_norm=rows.add_norm, gate=rows.gate,
-        likeliest=rows.likeliest, store_rows=rows.store_rows, move_rows=rows.move_rows,
+        likeliest=rows.likeliest, pick=pick, store_rows=rows.store_rows, move_rows=rows.move_rows,
     )  # fmt: skip
 
 
@@ -85,6 +87,7 @@ class CudaBackend:
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels() if on_gpu else reference
+        self.traits = replace(self.traits, pick=self._ops.pick)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self._fuse, self._warm_up = fuse, warm_up
         self._fusion: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.core.noise import race_scores
+
 WORD = 64  # nodes in one mask word
 MAX_NODES = 2 * WORD
 
@@ -50,6 +52,9 @@ class Fresh:
     key: Tensor  # [B, Hk, R, D]
     value: Tensor  # [B, Hk, R, Dv]
     places: Tensor  # [B, R] rows of the slot
+
+
+pick = race_scores  # the target's own tokens
 
 
 def tree_attention(
