@@ -27,6 +27,7 @@ from outrider.core.schedule.checks import check_prompt, check_tree
 from outrider.core.schedule.gate import Gate
 from outrider.core.schedule.groups import Group, by_recipe, needs_of
 from outrider.core.schedule.guard import Guard
+from outrider.core.schedule.outbox import Outbox
 from outrider.core.schedule.pace import Pace
 from outrider.core.schedule.passes import run_pass
 from outrider.core.schedule.roster import Roster
@@ -51,6 +52,7 @@ class Engine:
         self.target, self.recipe, self.decode = target, recipe, decode
         self.guard = Guard(strict)
         self.roster = Roster(target, self.guard)
+        self.outbox = Outbox(target)
         self.pace = Pace(max_gap_ms / 1e3 if max_gap_ms is not None else None)
         self.clock = clock or time.perf_counter  # of the steps: what a controller decides by
         self.eos_ids = frozenset(eos_ids)
@@ -146,7 +148,10 @@ class Engine:
     def step(self) -> bool:
         """One step of every running sequence; True while there is more to do. Waits while another thread steps."""
         with self._gate.entered():
-            return self._step()
+            try:
+                return self._step()
+            finally:
+                self.outbox.empty()
 
     def drive(self, reached: Callable[[], bool]) -> None:
         """Step until that is reached, or wait where another thread steps."""
@@ -162,11 +167,14 @@ class Engine:
         while not stop.is_set() and not self.closed:
             try:
                 if self.wait_for_work(0.1):
-                    self.step()
+                    with self._gate.entered():
+                        self._step()
             except ClosedEngine:
                 return
             except Exception as error:  # everybody was told; those who come next find the engine at work
                 log.error("a step failed and ended all requests: %r", error, exc_info=error)
+        with self._gate.entered():
+            self.outbox.empty()
 
     def close(self) -> None:
         """Cancel what runs or waits and free the cache. Safe to call twice."""
@@ -195,6 +203,8 @@ class Engine:
             raise
         finally:
             self._sort_out()
+        if not self.busy:
+            self.outbox.empty()
         return self.busy
 
     def _take_in(self) -> None:
@@ -251,15 +261,16 @@ class Engine:
         drafted = clock()
         pieces = [*(Piece(s.slot, tree=trees[s.slot]) for s in batch), *(one.piece for one in stretches)]
         ran = run_pass(self.target, pieces, needs_of([*batch, *(one.s for one in stretches)]))
+        self.outbox.empty()  # if that was not done while the pass ran
         verified = clock()
         prompt_rows = sum(texts.values())
         of_prompts = self.pace.of_prompts(prompt_rows, verified - drafted) if prompt_rows else 0.0
         trees = {slot: piece.tree for slot, piece in ran.pieces.items() if piece.tree is not None}
         for s in [s for s in batch if s.slot in ran.failed]:
             roster.end(s, ran.failed[s.slot])
-        batch = [s for s in batch if not s.left]
+        batch = [s for s in batch if s.stays]  # what ran of one that was cancelled meanwhile is dropped
         for group in groups:
-            group.members = [s for s in group.members if not s.left]
+            group.members = [s for s in group.members if s.stays]
         records = judge(batch, trees, ran.scores, self.target.traits.pick)
         alive = [s for s in batch if not s.done]
         self.target.commit([s.slot for s in alive], [records[s.slot].verdict.path for s in alive])
@@ -274,7 +285,7 @@ class Engine:
         observed = clock()
         timing = StepTiming(
             draft=(drafted - begun) + (observed - judged), verify=verified - drafted - of_prompts,
-            rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(batch),
+            rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(trees),
             context=context, prompt_rows=prompt_rows,
         )  # fmt: skip
         self.pace.learn(prompt_rows, True, verified - drafted, timing.total)
@@ -288,7 +299,7 @@ class Engine:
         """Statistics, costs, controllers, listeners; those who are done leave."""
         now = self.clock()
         for s in batch:
-            s.count(records[s.slot], timing, now)
+            s.note(records[s.slot], timing, now)
         for costs in {id(g.recipe.costs): g.recipe.costs for g in groups}.values():
             if costs is not None and batch and not timing.prompt_rows:
                 costs.add(timing.rows, timing.batch, timing.verify + timing.rest, timing.context)
@@ -302,8 +313,7 @@ class Engine:
             self.queue.charge(s, len(records[s.slot].emitted))
             if s.done:
                 self.roster.leave(s, s.finish or FinishReason.STOP)
-            else:
-                s.deliver()
+        self.outbox.put(s for s in batch if not s.left)
         self.steps += 1
         preempted, self.roster.preempted = self.roster.preempted, 0
         if self._watchers:

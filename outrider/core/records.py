@@ -174,6 +174,7 @@ class Traits:
     mixes: bool = False  # text and trees may share a pass
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together
     pick: RowPicker | None = None  # in less time than torch's operations take; None: by those
+    meanwhile: Callable[[Callable[[], None]], None] | None = None  # takes work that it does while the next pass runs
 
 
 class Role(StrEnum):

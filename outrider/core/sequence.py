@@ -94,6 +94,7 @@ class Running:
     _undelivered: list[str] = field(default_factory=list)  # text
     _said: int = 0  # tokens of the output that are text: all but an id that ended it
     _read: int = 0  # those of them that `text` has been given
+    _uncounted: deque[tuple[StepRecord, StepTiming, float]] = field(default_factory=deque)
     _reading: threading.Lock = field(default_factory=threading.Lock)  # readers of other threads ask for text, too
 
     def __post_init__(self) -> None:
@@ -135,6 +136,11 @@ class Running:
     @property
     def done(self) -> bool:
         return self.finish is not None
+
+    @property
+    def stays(self) -> bool:
+        """Whether what a pass brings it is to become text: it has not left, and nobody has cancelled it."""
+        return not (self.left or self.cancelled)
 
     @property
     def pending(self) -> int:
@@ -220,17 +226,26 @@ class Running:
         elif len(history) >= self.max_context:
             self.finish = FinishReason.CONTEXT
 
-    def count(self, record: StepRecord, timing: StepTiming, now: float) -> None:
-        """Changes state: the step becomes part of the statistics, and of the trace where one was asked for."""
-        stats, emitted = self.stats, len(record.emitted)
-        stats.count(record, timing, emitted)
-        stats.first_token_s = stats.first_token_s or now - self.started
-        if self.trace is not None:
-            drafts = self.recipe.drafter is not None
-            self.trace.end(
-                record.emitted, timing, self.history.generated - emitted, len(self.history) - emitted,
-                now - self.started, drafts=drafts, failed=drafts and self.drafter is None, costs=self.recipe.costs,
-            )  # fmt: skip
+    def note(self, record: StepRecord, timing: StepTiming, now: float) -> None:
+        """Changes state: the step is to be counted, at the latest when somebody looks."""
+        self._uncounted.append((record, timing, now))
+        if self.trace is not None:  # it is told of the next step's plan before that step runs
+            self.count()
+
+    def count(self) -> None:
+        """Changes state: steps become part of the statistics, and of the trace where one was asked for."""
+        with self._reading:
+            while self._uncounted:
+                record, timing, now = self._uncounted.popleft()
+                emitted, drafts = len(record.emitted), self.recipe.drafter is not None
+                self.stats.count(record, timing, emitted)
+                self.stats.first_token_s = self.stats.first_token_s or now - self.started
+                if self.trace is not None:
+                    self.trace.end(
+                        record.emitted, timing, self.history.generated - emitted, len(self.history) - emitted,
+                        now - self.started, drafts=drafts, failed=drafts and self.drafter is None,
+                        costs=self.recipe.costs,
+                    )  # fmt: skip
 
     def close(self, reason: FinishReason) -> None:
         """Flush held-back text. The first reason stands."""
@@ -260,7 +275,8 @@ class Running:
             self._undelivered.append(piece)
 
     def deliver(self) -> None:
-        """Tells the listener what is new. One that fails ends the request."""
+        """Tells the listener what is new, and counts it. One that fails ends the request."""
+        self.count()
         if self.listener is None:
             return
         self.read()
@@ -284,6 +300,7 @@ class Running:
 
     def generation(self) -> Generation:
         """As it is now: later steps do not change it."""
+        self.count()
         self.read()
         return Generation(
             text=self.text.text if self.text else "",

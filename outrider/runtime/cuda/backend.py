@@ -87,7 +87,8 @@ class CudaBackend:
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels() if on_gpu else reference
-        self.traits = replace(self.traits, pick=self._ops.pick)
+        self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
+        self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self._fuse, self._warm_up = fuse, warm_up
         self._fusion: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -187,12 +188,19 @@ class CudaBackend:
         scored = self._ready and all(b.scored(needs) for b in blocks)
         step, cache = self._bucket(blocks, needs) if scored else None, self.cache
         if step is None:
+            self._do_work()
             cache.settle([b.slot for b in blocks])
             return self._eager.run(blocks, needs)
         cache.rows.touch(blocks)
         cache.settle([b.slot for b in blocks if len(cache.waiting.get(b.slot, ())) > MOVES])
         step.fill(blocks, [cache.take(b.slot) for b in blocks])
-        return step.run(blocks)
+        return step.run(blocks, self._do_work)
+
+    @torch.inference_mode(False)
+    def _do_work(self) -> None:
+        work, self._work[:] = [*self._work], []
+        for one in work:
+            one()
 
     def _bucket(self, blocks: Sequence[Block], needs: Needs) -> Step | None:
         """The step that holds these rows; None where they fit none."""

@@ -97,7 +97,7 @@ class Step:
             for tensor in block:
                 self.ops.move_rows(tensor, self.layout.slots, self.sources, self.targets)
 
-    def run(self, blocks: Sequence[Block]) -> list[Scores]:
+    def run(self, blocks: Sequence[Block], meanwhile: Callable[[], None] = lambda: None) -> list[Scores]:
         """Changes state: one step on what was filled in. Scores are copies: the next step of this bucket writes over
         its own. They are asked for while the device is busy, and nobody waits until they are made."""
         count, rows = len(blocks), max(b.rows for b in blocks)
@@ -106,17 +106,19 @@ class Step:
         self._chosen.copy_(out.chosen, non_blocking=True)
         if self._told is not None:
             self._told.record(torch.cuda.current_stream(self._device.device))
-        logits = out.logits[:count, :rows].clone().unbind(0)
+        whole = out.logits[:count, :rows].clone().flatten(0, 1)
         hidden = {layer: states[:count, :rows].clone().unbind(0) for layer, states in out.hidden.items()}
+        meanwhile()
         if self._told is not None:
             self._told.synchronize()  # the only one of a step
         chosen = self._chosen.numpy()[:, :count, :rows].copy()
         likeliest = chosen[0, :, :, 0].tolist()
         return [
             Scores(
-                logits[i][: b.rows], {layer: states[i][: b.rows] for layer, states in hidden.items()},
+                whole[i * rows : i * rows + b.rows], {layer: states[i][: b.rows] for layer, states in hidden.items()},
                 tuple(likeliest[i][: b.rows]),
                 TopRows(chosen[0, i, : b.rows], chosen[1, i, : b.rows].view(np.float32)) if self.top else None,
+                (whole, i * rows),
             )
             for i, b in enumerate(blocks)
         ]  # fmt: skip
