@@ -128,7 +128,7 @@ def _scored(part: Sequence[TargetRows]) -> tuple[Tensor, Tensor | None]:
     scores = scores.to(torch.float32, copy=True)
     paths = [(rows.history, rows.tree.path_tokens(node)) for rows in part for node in range(len(rows.tree))]
     edit_together(scores, [history.edits(path) for history, path in paths])
-    words, masked, first = [], [], 0
+    words, masked, first = [], list[int](), 0
     for rows in part:
         if (row_words := rows.history.masks(rows.tree)) is not None:
             words.append(row_words)
