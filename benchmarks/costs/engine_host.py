@@ -2,9 +2,10 @@
 
 The target is the one all runtimes share, over a backend that hands out logits made beforehand. Process time, and of
 all steps of a part of the run the fastest stretch: other programs may run beside it. With `--device cuda` wall-clock
-time instead, the device's own part of choosing tokens included.
+time instead, the device's own part of choosing tokens included. `--together`: tokens are chosen as on a GPU, for all
+sequences at once; with a small vocabulary next to nothing of that is arithmetic, and what is left is the host's part.
 Run: python benchmarks/costs/engine_host.py [--sequences 1,16,64] [--vocabulary 49152] [--settings greedy,sampled]
-     [--no-text] [--listen] [--device cuda] [--json [FILE]]
+     [--together] [--no-text] [--listen] [--device cuda] [--json [FILE]]
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from outrider.core import engine as engine_module
 from outrider.core.engine import Engine
 from outrider.core.protocols import Recipe, Target
 from outrider.core.records import Budget, Needs, Scores, Traits
+from outrider.core.rows import choices
+from outrider.core.rows import judge as judging
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Terms
 from outrider.core.sequence import Running
@@ -52,6 +55,7 @@ PARTS: list[tuple[str, object, str]] = [  # whose time is counted apart, less th
     ("pass", engine_module, "run_pass"),
     ("backend", SlotTarget, "_pass"),
     ("judge", engine_module, "judge"),
+    ("choose", judging, "choose"),
     ("emit", Running, "emit"),
     ("text", Running, "read"),
     ("commit", SlotTarget, "commit"),
@@ -87,7 +91,10 @@ class ReadyBackend:
         logits = torch.from_numpy(rows).to(device)
         likeliest = rows.argmax(1).tolist()
         self._scores = [
-            [Scores(logits[i : i + 1], likeliest=(likeliest[i],)) for i in range(first, first + sequences)]
+            [
+                Scores(logits[i : i + 1], likeliest=(likeliest[i],), among=(logits, i))
+                for i in range(first, first + sequences)
+            ]
             for first in range(ROUNDS)
         ]
 
@@ -186,13 +193,16 @@ def main() -> None:
     parser.add_argument("--sequences", default="1,16,64")
     parser.add_argument("--vocabulary", type=int, default=49152)
     parser.add_argument("--settings", help="names that begin so, separated by semicolons; all without it")
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--together", action="store_true", help="rows are chosen together, as on a GPU")
     parser.add_argument("--text", action=argparse.BooleanOptionalAction, default=True, help="tokens become text")
     parser.add_argument("--listen", action="store_true", help="somebody is told of every step")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="JSON to standard output, or to FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.together:
+        choices.cheap_together = lambda _: True
     options.tokenizer = tokenizer() if options.text else None
     wanted = options.settings.split(";") if options.settings else [""]
     figures: dict[str, dict[str, dict[str, float]]] = {}

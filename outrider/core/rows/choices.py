@@ -36,11 +36,9 @@ def choose(step: Sequence[tuple[TargetRows, Noise, bool]], pick: RowPicker | Non
         return
     greedy, noises = list[TargetRows](), dict[TargetRows, StreamNoise]()
     for rows, noise, sampled in step:
-        if rows.history.one_by_one:
-            continue
-        if rows.greedy and not _settled(rows) and _has_masks(rows):
+        if rows.greedy and _asks(rows):
             greedy.append(rows)
-        elif not rows.greedy and sampled and isinstance(noise, StreamNoise) and _has_masks(rows):
+        elif not rows.greedy and sampled and isinstance(noise, StreamNoise) and _asks(rows):
             noises[rows] = noise
     found = [(part, _likeliest(part)) for part in _parts(greedy)]
     for part in _parts(noises):
@@ -54,9 +52,22 @@ def choose(step: Sequence[tuple[TargetRows, Noise, bool]], pick: RowPicker | Non
             at += len(rows.tree)
 
 
+def _asks(rows: TargetRows) -> bool:
+    """Whether this is to be found out here. What its automaton fails with is for its own request, where it is asked."""
+    if rows.history.one_by_one:
+        return False
+    try:
+        if _settled(rows):
+            return False
+        rows.history.masks(rows.tree)
+        return True
+    except Exception:
+        return False
+
+
 def _settled(rows: TargetRows) -> bool:
     """Whether the likeliest tokens are known already, and nothing takes them away."""
-    if rows.likeliest is None:
+    if not rows.greedy or rows.likeliest is None:
         return False
     if not rows.history.edits_rows:
         return True
@@ -65,15 +76,6 @@ def _settled(rows: TargetRows) -> bool:
         not rows.history.reshapes(path) or rows.history.keeps(token, path)
         for token, path in zip(rows.likeliest, paths, strict=True)
     )
-
-
-def _has_masks(rows: TargetRows) -> bool:
-    """Whether its automaton answers, if it has one; what it fails with is for its own request."""
-    try:
-        rows.history.masks(rows.tree)
-    except Exception:
-        return False
-    return True
 
 
 def _parts(step: Iterable[TargetRows]) -> Iterator[list[TargetRows]]:

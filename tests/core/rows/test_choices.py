@@ -142,13 +142,17 @@ def test_rules_that_are_coupled_to_the_draft_are_asked_nothing_before() -> None:
     assert step[0][0].chosen is None and step[1][0].chosen is not None
 
 
-def test_an_automaton_that_fails_is_left_to_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = some_step([{"temperature": 1.0}] * 4, 5, together=True, copying=True)
+@pytest.mark.parametrize(("temperature", "asked_for"), [(1.0, "masks"), (0.0, "masks"), (0.0, "allows")])
+def test_an_automaton_that_fails_is_left_to_its_own_request(
+    temperature: float, asked_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [{"temperature": temperature, "presence_penalty": 0.1 * (asked_for == "masks")}] * 6
+    step = some_step(given, 5, together=True, copying=True)
     broken = step[1][0].history.legal
-    assert broken is not None
-    monkeypatch.setattr(broken, "masks", lambda tree: 1 / 0)
+    assert broken is not None and step[1][0].likeliest is not None
+    monkeypatch.setattr(broken, asked_for, lambda *_: 1 / 0)
     choices.choose([(rows, noise, True) for rows, noise in step])
-    assert [rows.chosen is None for rows, _ in step] == [False, True, False, False]
+    assert step[1][0].chosen is None and step[3][0].chosen is not None
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1e-5, 0.1, 0.7, 1.0, 3.0]), st.sampled_from([0.1, 1.0, 30.0]))
