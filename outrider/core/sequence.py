@@ -128,7 +128,8 @@ class Running:
                 raise InputError(f"resume_from goes on behind the end of its text ({self.finish}); there is no more")
             self.history.append((token,))
             self._check(int(token))
-        self.read()
+        if len(said):
+            self.read()
         self.pieces.clear()
         self._undelivered.clear()
         self._delivered = len(self.history.output)
