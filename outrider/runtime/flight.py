@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outrider.core.records import Needs
 from outrider.core.tree import TokenTree
 
-_ITSELF = np.ones((1, 1), dtype=np.bool_)  # what the only row of a plain step sees
+_ITSELF = np.ones((1, 1), dtype=np.bool_)  # what a row without candidates sees in flight; never written to
 
 
 @dataclass(frozen=True, slots=True)

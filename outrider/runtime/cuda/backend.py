@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -53,13 +54,14 @@ def kernels() -> Any:
     from outrider.runtime.cuda import kernels as rows
     from outrider.runtime.cuda import projection
     from outrider.runtime.cuda.hopper_product import gated
+    from outrider.runtime.cuda.race import pick
     from outrider.runtime.cuda.top import top
     from outrider.runtime.cuda.tree_attention import tree_attention
 
     return SimpleNamespace(
         tree_attention=tree_attention, streams=projection.streams, project=projection.project, parts=projection.parts,
         gated=gated, top=top, rms_norm=rows.rms_norm, add_norm=rows.add_norm, gate=rows.gate,
-        likeliest=rows.likeliest, store_rows=rows.store_rows, move_rows=rows.move_rows,
+        likeliest=rows.likeliest, pick=pick, store_rows=rows.store_rows, move_rows=rows.move_rows,
     )  # fmt: skip
 
 
@@ -89,6 +91,8 @@ class CudaBackend:
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels() if on_gpu else reference
+        self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
+        self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self._fuse, self._warm_up = fuse, warm_up
         self._fusion: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -193,11 +197,18 @@ class CudaBackend:
     def run(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
         scores: dict[int, Scores] = {}
         if apart := [b for b in blocks if not self._fits(b)]:
+            self._do_work()
             self.cache.settle([b.slot for b in apart])
             scores |= zip((b.slot for b in apart), self._eager.run(apart, needs), strict=True)
         for part in passes([b for b in blocks if b.slot not in scores]):
             scores |= self._run(pack(part, needs), needs)
         return [scores[b.slot] for b in blocks]
+
+    @torch.inference_mode(False)
+    def _do_work(self) -> None:
+        work, self._work[:] = [*self._work], []
+        for one in work:
+            one()
 
     def _fits(self, block: Block) -> bool:
         """Whether a recorded pass can hold these rows."""
@@ -222,7 +233,7 @@ class CudaBackend:
         moves, step.moved = [cache.take(slot) for slot in slots], False
         try:
             step.fill(packed, moves)
-            return dict(zip(slots, step.run(packed), strict=True))
+            return dict(zip(slots, step.run(packed, self._do_work), strict=True))
         except BaseException:
             if not step.moved:  # whoever tries again finds the cache as it was
                 cache.waiting |= {slot: pairs for slot, pairs in zip(slots, moves, strict=True) if pairs}

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.core.noise import race_scores
+
 WORD = 64  # nodes in one mask word
 MAX_NODES = 2 * WORD
 
@@ -55,6 +57,9 @@ class Fresh:
 
     key: Tensor  # [1, Hk, T, D]
     value: Tensor  # [1, Hk, T, Dv]
+
+
+pick = race_scores  # the target's own tokens
 
 
 def tree_attention(

@@ -137,7 +137,7 @@ class Step:
                 self.ops.move_rows(tensor, self.layout.slots, self.sources, self.targets)
         self.moved = True
 
-    def run(self, packed: Packed) -> list[Scores]:
+    def run(self, packed: Packed, meanwhile: Callable[[], None] = lambda: None) -> list[Scores]:
         """Changes state: one pass over what was filled in. Scores are parts of one copy: the next pass of this size
         writes over its own. They are asked for while the device is busy, and nobody waits until they are made."""
         self.uses += 1
@@ -150,8 +150,10 @@ class Step:
             self._told.record(torch.cuda.current_stream(self._device.device))
         scored = [b.rows for b in blocks[texts:]]
         first = (begins[texts] if scored else 0) + self.bucket.scored - self.bucket.rows  # among the rows with logits
-        logits = out.logits[first : first + sum(scored)].clone().split(scored) if scored else ()
+        every = out.logits[first : first + sum(scored)].clone()
+        logits = every.split(scored) if scored else ()
         hidden = {layer: states.clone() for layer, states in out.hidden.items()}
+        meanwhile()
         if self._told is not None:
             self._told.synchronize()  # the only one of a pass; before it the inputs must not be written over
         likeliest = self._chosen[0, :, 0].tolist()
@@ -164,7 +166,8 @@ class Step:
                 continue
             part = slice(begin - begins[texts] + first, begin - begins[texts] + first + b.rows)
             top = TopRows(chosen[0, part], chosen[1, part].view(np.float32)) if chosen is not None else None
-            scores.append(Scores(logits[i - texts], states, tuple(likeliest[part]), top))
+            among = every, begin - begins[texts]
+            scores.append(Scores(logits[i - texts], states, tuple(likeliest[part]), top, among))
         return scores
 
     def record(self, forward: Callable[[], Outputs], pool: Any) -> None:
