@@ -25,7 +25,8 @@ from outrider.runtime.packed import PackedLinears
 from outrider.runtime.passes import NAME, Pass, running, tree_block
 from outrider.runtime.positions import TableEnds, by_depth, custom_windows, stand_ins
 from outrider.runtime.probe import ShapeRecorder
-from outrider.runtime.recurrent.mixers import HybridCache, Mixers
+from outrider.runtime.recurrent.hybrid_cache import HybridCache
+from outrider.runtime.recurrent.mixers import Mixers
 from outrider.runtime.recurrent.states import StateStore
 from outrider.runtime.support import cache_argument, plain_logits
 

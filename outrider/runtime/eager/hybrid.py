@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.runtime.eager.cache import SlotCache
 from outrider.runtime.passes import Pass
-from outrider.runtime.recurrent.mixers import HybridCache
+from outrider.runtime.recurrent.hybrid_cache import HybridCache
 from outrider.runtime.recurrent.snapshots import States
 from outrider.runtime.recurrent.states import StateStore
 

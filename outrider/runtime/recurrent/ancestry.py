@@ -30,17 +30,17 @@ class Ancestry:
         return torch.from_numpy(self.sees_on_host.copy()).to(self.device)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Of the values [B, n, H] of each row and its ancestors."""
-        return self.sees.to(values.dtype) @ values
+        """Of the values [B, n, ...] of each row and its ancestors."""
+        return (self.sees.to(values.dtype) @ values.flatten(2)).view(values.shape)
 
-    def decays(self, sums: Tensor) -> Tensor:
-        """[B, H, n, n]: what is left at row t of what row s wrote, from sums of log-decays; 0 if s is no ancestor.
+    def between(self, sums: Tensor) -> Tensor:
+        """[B, n, n, ...]: what is left at row t of what row s wrote, from sums of log-decays; 0 if s is no ancestor.
 
         Masked before the exponential, which would overflow for rows that do not see each other.
         """
-        sums = sums.transpose(1, 2)  # [B, H, n]
-        between = sums[:, :, :, None] - sums[:, :, None, :]
-        return between.masked_fill(~self.sees[:, None], -torch.inf).exp()
+        differences = sums[:, :, None] - sums[:, None]
+        blind = ~self.sees[(..., *[None] * (sums.dim() - 2))]
+        return differences.masked_fill(blind, -torch.inf).exp()
 
     def taps(self, width: int) -> Tensor:
         """[B, n, width]: places of a row and its nearest ancestors, oldest first, behind `width - 1` rows of a state."""

@@ -24,7 +24,7 @@ from outrider.runtime.recurrent.recurrence import valid
 
 
 class Decayed:
-    """Rows: log-decays [B, n, H], keys [B, n, G, K], values [B, n, H, V], queries as keys. The state: [B, H, V, K].
+    """Rows: log-decays [B, n, H, 1 or K], keys [B, n, G, K], values [B, n, H, V], queries as keys. State: [B, H, V, K].
 
     With fewer groups than heads, consecutive heads share a key and a query.
     """
@@ -37,7 +37,7 @@ class Decayed:
 
     def outputs(self, state: Tensor, rows: Sequence[Tensor], ancestry: Ancestry) -> Tensor:
         decays, keys, values, queries = (row.float() for row in rows)
-        return _read(state, decays, keys, values, queries, ancestry)
+        return _read(state, ancestry.sums(decays), keys, values, queries, ancestry)
 
     def advance(self, state: Tensor, rows: Sequence[Tensor], counts: Tensor) -> Tensor:
         decays, keys, values = (row.float() for row in rows[:3])
@@ -45,7 +45,7 @@ class Decayed:
 
 
 class DeltaRule:
-    """Rows: log-decays [B, n, H], betas [B, n, H], keys [B, n, H, K], values [B, n, H, V], queries as keys."""
+    """Rows: log-decays [B, n, H, 1 or K], betas [B, n, H], keys [B, n, H, K], values [B, n, H, V], queries as keys."""
 
     kept = 4
 
@@ -55,44 +55,51 @@ class DeltaRule:
 
     def outputs(self, state: Tensor, rows: Sequence[Tensor], ancestry: Ancestry) -> Tensor:
         decays, betas, keys, values, queries = (row.float() for row in rows)
-        written = _corrections(state, decays, betas, keys, values, ancestry)
-        return _read(state, decays, keys, written, queries, ancestry)
+        sums = ancestry.sums(decays)
+        written = _corrections(state, sums, betas, keys, values, ancestry)
+        return _read(state, sums, keys, written, queries, ancestry)
 
     def advance(self, state: Tensor, rows: Sequence[Tensor], counts: Tensor) -> Tensor:
         decays, betas, keys, values = (row.float() for row in rows[:4])
         path = chain(*keys.shape[:2], keys.device)
-        return _write(state, decays, keys, _corrections(state, decays, betas, keys, values, path), counts)
+        written = _corrections(state, path.sums(decays), betas, keys, values, path)
+        return _write(state, decays, keys, written, counts)
 
 
 def _read(
-    state: Tensor, decays: Tensor, keys: Tensor, values: Tensor, queries: Tensor, ancestry: Ancestry
+    state: Tensor, sums: Tensor, keys: Tensor, values: Tensor, queries: Tensor, ancestry: Ancestry
 ) -> Tensor:  # fmt: skip
     """y_t of every row, [B, n, H, V]."""
     heads, groups = values.shape[2], keys.shape[2]
-    sums = ancestry.sums(decays)
-    scores = torch.einsum("btgk,bsgk->bgts", queries, keys).repeat_interleave(heads // groups, 1)
-    from_ancestors = torch.einsum("bhts,bshv->bthv", ancestry.decays(sums) * scores, values)
-    from_text = torch.einsum("bhvk,bthk->bthv", state, queries.repeat_interleave(heads // groups, 2))
-    return from_ancestors + sums.exp()[..., None] * from_text
+    from_ancestors = torch.einsum("bhts,bshv->bthv", _products(queries, keys, sums, ancestry), values)
+    queries = queries.repeat_interleave(heads // groups, 2) * sums.exp()
+    return from_ancestors + torch.einsum("bhvk,bthk->bthv", state, queries)
 
 
 def _write(state: Tensor, decays: Tensor, keys: Tensor, values: Tensor, counts: Tensor) -> Tensor:
     """The state behind the first `counts[b]` rows of a stretch of text."""
     heads, groups = values.shape[2], keys.shape[2]
-    rows = valid(counts, keys.shape[1])[..., None]  # [B, n, 1]
-    sums = decays.masked_fill(~rows, 0).cumsum(1)
-    left = (sums[:, -1:] - sums).exp() * rows  # [B, n, H]
-    written = torch.einsum("bshv,bshk->bhvk", left[..., None] * values, keys.repeat_interleave(heads // groups, 2))
-    return sums[:, -1].exp()[:, :, None, None] * state + written
+    rows = valid(counts, keys.shape[1])[:, :, None, None]
+    sums = decays.masked_fill(~rows, 0).cumsum(1)  # [B, n, H, 1 or K]
+    keys = keys.repeat_interleave(heads // groups, 2) * (sums[:, -1:] - sums).exp() * rows
+    return sums[:, -1].exp()[:, :, None] * state + torch.einsum("bshv,bshk->bhvk", values, keys)
 
 
 def _corrections(
-    state: Tensor, decays: Tensor, betas: Tensor, keys: Tensor, values: Tensor, ancestry: Ancestry
+    state: Tensor, sums: Tensor, betas: Tensor, keys: Tensor, values: Tensor, ancestry: Ancestry
 ) -> Tensor:  # fmt: skip
     """u of every row, [B, n, H, V]."""
-    sums = ancestry.sums(decays)
-    beta = betas.transpose(1, 2)[..., None]  # [B, H, n, 1]
-    known = torch.einsum("bhvk,bthk->bhtv", state, keys) * sums.exp().transpose(1, 2)[..., None]
-    overlap = torch.einsum("bthk,bshk->bhts", keys, keys) * ancestry.decays(sums) * beta  # the diagonal is not read
-    wanted = beta * (values.transpose(1, 2) - known)
-    return torch.linalg.solve_triangular(overlap, wanted, upper=False, unitriangular=True).transpose(1, 2)
+    betas = betas.transpose(1, 2)[..., None]  # [B, H, n, 1]
+    known = torch.einsum("bhvk,bthk->bhtv", state, keys * sums.exp())
+    overlap = _products(keys, keys, sums, ancestry)  # its diagonal is not read
+    wanted = betas * (values.transpose(1, 2) - known)
+    return torch.linalg.solve_triangular(betas * overlap, wanted, upper=False, unitriangular=True).transpose(1, 2)
+
+
+def _products(queries: Tensor, keys: Tensor, sums: Tensor, ancestry: Ancestry) -> Tensor:
+    """[B, H, n, n]: q_t k_s, after the decays between t and its ancestor s; 0 where s is none."""
+    heads, groups = sums.shape[2], keys.shape[2]
+    if sums.shape[3] == 1:
+        plain = torch.einsum("btgk,bsgk->bgts", queries, keys).repeat_interleave(heads // groups, 1)
+        return plain * ancestry.between(sums)[..., 0].permute(0, 3, 1, 2)
+    return torch.einsum("bthk,bshk,btshk->bhts", queries, keys, ancestry.between(sums))

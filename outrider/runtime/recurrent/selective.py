@@ -1,13 +1,11 @@
-"""The selective scan of Mamba-1: every channel and state decays by itself, so a state is built for every row.
+"""Recurrences whose decays differ by channel or state, so that a state is built for every row: level by level.
 
-    h_t = exp(dt_t A) h_parent(t) + dt_t B_t x_t        y_t = h_t C_t
-
-Level by level over the depth of a tree, all rows of a level at once. In float32.
+All rows at one depth of a tree take their step at once, each from its parent's state. In float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +13,23 @@ from torch import Tensor
 from outrider.runtime.recurrent.ancestry import Ancestry
 from outrider.runtime.recurrent.recurrence import valid
 
+Step = Callable[..., Tensor]  # states [M, ...] and what rows give, [M, ...] each -> the next states
+
+
+def states_of_rows(state: Tensor, rows: Sequence[Tensor], ancestry: Ancestry, step: Step) -> Tensor:
+    """[B, n, ...]: the state behind each row of a tree."""
+    states = state.new_empty((len(state), ancestry.rows + 1, *state.shape[1:]))  # the text's own comes first
+    states[:, 0] = state
+    for slot, row, parent in ancestry.levels:
+        states[slot, row + 1] = step(states[slot, parent + 1], *(values[slot, row] for values in rows))
+    return states[:, 1:]
+
 
 class SelectiveScan:
-    """Rows: steps dt [B, n, D], inputs x [B, n, D], B [B, n, N], C [B, n, N]. The state: [B, D, N]."""
+    """Mamba-1: h_t = exp(dt_t A) h_parent(t) + dt_t B_t x_t, y_t = h_t C_t. The state: [B, D, N].
+
+    Rows: steps dt [B, n, D], inputs x [B, n, D], B [B, n, N], C [B, n, N].
+    """
 
     kept = 3
 
@@ -29,21 +41,37 @@ class SelectiveScan:
         return torch.zeros_like(self.rates)
 
     def outputs(self, state: Tensor, rows: Sequence[Tensor], ancestry: Ancestry) -> Tensor:
-        steps, inputs, into, out_of = (row.float() for row in rows)
-        states = state.new_empty((len(state), ancestry.rows + 1, *state.shape[1:]))  # the text's own comes first
-        states[:, 0] = state
-        for slot, row, parent in ancestry.levels:
-            step, key = steps[slot, row], into[slot, row]
-            states[slot, row + 1] = self._next(states[slot, parent + 1], step, inputs[slot, row], key)
-        return torch.einsum("btdn,btn->btd", states[:, 1:], out_of)
+        *written, read = (row.float() for row in rows)
+        return torch.einsum("btdn,btn->btd", states_of_rows(state, written, ancestry, self._step), read)
 
     def advance(self, state: Tensor, rows: Sequence[Tensor], counts: Tensor) -> Tensor:
         steps, inputs, into = (row.float() for row in rows[:3])
         steps = steps * valid(counts, steps.shape[1])[..., None]  # a step of no time changes nothing
         for row in range(steps.shape[1]):
-            state = self._next(state, steps[:, row], inputs[:, row], into[:, row])
+            state = self._step(state, steps[:, row], inputs[:, row], into[:, row])
         return state
 
-    def _next(self, state: Tensor, step: Tensor, inputs: Tensor, into: Tensor) -> Tensor:
-        """One token on, in any number of states: [M, D, N]."""
-        return torch.exp(step[..., None] * self.rates) * state + (step * inputs)[..., None] * into[:, None]
+    def _step(self, state: Tensor, steps: Tensor, inputs: Tensor, into: Tensor) -> Tensor:
+        return torch.exp(steps[..., None] * self.rates) * state + (steps * inputs)[..., None] * into[:, None]
+
+
+class GatedUnit:
+    """RG-LRU of Griffin: h_t = a_t h_parent(t) + x_t, y_t = h_t. Rows: gates a [B, n, D], inputs x [B, n, D]."""
+
+    kept = 2
+
+    def begin(self, rows: Sequence[Tensor]) -> Tensor:
+        return torch.zeros(rows[0].shape[2:], device=rows[0].device)
+
+    def outputs(self, state: Tensor, rows: Sequence[Tensor], ancestry: Ancestry) -> Tensor:
+        return states_of_rows(state, [row.float() for row in rows], ancestry, self._step)
+
+    def advance(self, state: Tensor, rows: Sequence[Tensor], counts: Tensor) -> Tensor:
+        text = valid(counts, rows[0].shape[1])[..., None]
+        gates, inputs = rows[0].float().masked_fill(~text, 1), rows[1].float() * text
+        for row in range(gates.shape[1]):
+            state = self._step(state, gates[:, row], inputs[:, row])
+        return state
+
+    def _step(self, state: Tensor, gates: Tensor, inputs: Tensor) -> Tensor:
+        return gates * state + inputs

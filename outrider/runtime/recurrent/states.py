@@ -21,7 +21,7 @@ from outrider.runtime.recurrent.recurrence import Recurrence
 from outrider.runtime.recurrent.snapshots import Snapshots, States
 
 SEGMENT = 64  # rows of text that run at once
-Place = tuple[int, str]  # a layer, and which of its memories
+Place = tuple[int, int]  # a layer, and which of its recurrences
 
 
 @dataclass(slots=True)
