@@ -15,7 +15,7 @@ from outrider.runtime.cache import StretchCache
 
 
 class Beginnings(Protocol):
-    """How much of the first `length` tokens can be had again, where a cache holds states that cannot be cut anywhere."""
+    """How much of the first `length` tokens can be had again from a cache of states, which cannot be cut anywhere."""
 
     def of_slot(self, slot: int, length: int) -> int: ...
     def of_copies(self, copies: Sequence[Any], length: int) -> int: ...  # as `rows_at` made them, from the start

@@ -97,7 +97,7 @@ class CudaBackend:
         name, adapter = type(self.model).__name__, self._eager.adapter
         if adapter.mixers:
             raise UnsupportedModel(
-                f"{name} has recurrent or state-space layers, whose states no recorded step carries; use the runtime eager"
+                f"{name} has recurrent or state-space layers, whose states cannot be recorded; use the runtime eager"
             )
         if adapter.custom_attention:
             raise UnsupportedModel(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from outrider.core.protocols import Target
@@ -34,6 +35,7 @@ COPIED = 64  # positions in a copy of finished text; a state is copied at the en
 class EagerBackend:
     max_rows = prompt_rows = None
     block_size, reserves = 1, True
+    traits = Traits("eager", mixes=True)
     cache: SlotCache | HybridSlots
 
     def __init__(self, model: Any) -> None:
@@ -42,7 +44,8 @@ class EagerBackend:
         self.model, self.adapter = model, Adapter(model, mixers)
         self.device, self.vocab_size = self.adapter.device, self.adapter.vocab_size
         self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes.values())
-        self.traits = Traits("eager", mixes=self.adapter.mixers is None)
+        if self.adapter.mixers is not None:
+            self.traits = replace(self.traits, mixes=False)
 
     def slot_bytes(self, rows: int) -> int:
         states = self.adapter.states

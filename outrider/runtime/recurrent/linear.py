@@ -5,7 +5,8 @@
 An ancestor's part in h_t is what it wrote times the decays on the path between, a difference of accumulated
 log-decays. So all rows follow from the one committed state, and no state is built for any of them:
 
-    S_t = sum of a over t and its ancestors       y_t = exp(S_t) h q_t + sum over ancestors s of exp(S_t - S_s) (q_t k_s) v_s
+    S_t = sum of a over t and its ancestors
+    y_t = exp(S_t) h q_t + sum over t and its ancestors s of exp(S_t - S_s) (q_t k_s) v_s
 
 The delta rule writes what is missing, u_t = beta_t (v_t - what h_t holds under k_t already), which depends on what the
 ancestors wrote: a triangular system in u along each path, solved for all paths at once. With u for v it is the same.
