@@ -31,6 +31,8 @@ from outrider.runtime.thresholds import moved_near
 
 COPIED = 64  # positions in a copy of finished text; a state is copied at the end of such a stretch, or nowhere
 
+COPIES = 1 << 16  # most of them: what holds more is a toy, of whose cache the bytes say little
+
 
 class EagerBackend:
     max_rows = prompt_rows = None
@@ -65,7 +67,7 @@ class EagerBackend:
         rows = SlotCache([*shapes.values()], bounds.slots, bounds.capacity)
         tokens = bounds.slots * rows.capacity
         left = max(0, bounds.bytes - tokens * self.token_bytes - bounds.slots * self.slot_bytes(bounds.rows))
-        kept = KeptTexts(left // max(1, COPIED * self.token_bytes + states.state_bytes), COPIED)
+        kept = KeptTexts(min(COPIES, left // max(1, COPIED * self.token_bytes + states.state_bytes)), COPIED)
         if self.adapter.mixers is None:
             self.cache = rows
             return rows, StretchSlots(rows, bounds.slots, tokens, kept)

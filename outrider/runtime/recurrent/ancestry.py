@@ -43,7 +43,7 @@ class Ancestry:
         return differences.masked_fill(blind, -torch.inf).exp()
 
     def taps(self, width: int) -> Tensor:
-        """[B, n, width]: where a row and the ancestors next to it are, itself last, behind `width - 1` rows of a state."""
+        """[B, n, width]: places of a row and its nearest ancestors, itself last, behind `width - 1` of a state."""
         if width not in self._taps:
             seen = self.sees_on_host
             count = seen.sum(-1)  # [B, n], the row itself included

@@ -140,8 +140,10 @@ class StateStore:
 
     def keep(self, slots: Sequence[int], lengths: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Changes state: the states go on by node 0 and the accepted path of each slot."""
+        if not slots:
+            return
         counts = [1 + len(path) for path in paths]
-        index = np.zeros((len(slots), max(counts, default=0)), dtype=np.int64)  # behind its path: any row of its own
+        index = np.zeros((len(slots), max(counts)), dtype=np.int64)  # behind its path: any row of its own
         for i, path in enumerate(paths):
             index[i, 1 : counts[i]] = path
         copied: dict[tuple[int, int], dict[Place, Tensor]] = {}

@@ -1,0 +1,76 @@
+"""The whole loop on models with recurrent layers: every drafter gives plain's greedy text, and so does a restart."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from outrider.api import Outrider
+from outrider.core.generation import Generation
+from outrider.core.params import SamplingParams
+from outrider.models import load_model
+from outrider.runtime.eager.backend import EagerBackend
+from outrider.runtime.slots import SlotTarget
+from tests.runtime.recurrent.families import build
+
+PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [9, 8, 7], [5], [6, 7, 6, 7, 6]]
+FAMILIES = ["falcon-h1", "lfm2"]
+
+
+@cache
+def engine(name: str) -> Outrider:
+    """Two slots for four prompts: some wait, and slots are used again."""
+    return Outrider(load_model(build(name)), "plain", strict=True, limits={"max_slots": 2})
+
+
+def run(made: Outrider, method: str, options: dict[str, Any] | None = None) -> list[Generation]:
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    recipe = made.recipe(method, options)
+    handles = [made.engine.submit(prompt, params, recipe) for prompt in PROMPTS]
+    return [handle.result() for handle in handles]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("mix", {}), ("suffix", {}), ("prompt-lookup", {}), ("draft-model", {"layers": 1}), ("stree", {"layers": 1})],
+)
+def test_greedy_text_is_plains(name: str, method: str, options: dict[str, Any]) -> None:
+    made = engine(name)
+    target = made.target
+    assert isinstance(target, SlotTarget) and isinstance(target.backend, EagerBackend)
+    plain = run(made, "plain")
+    drafted = run(made, method, options)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert sum(one.stats.accepted for one in drafted) > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sequence_that_is_put_back_goes_on_with_the_same_text(name: str) -> None:
+    made = engine(name)
+    want = [one.token_ids for one in run(made, "suffix")]
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    handles = [made.engine.submit(prompt, params, made.recipe("suffix")) for prompt in PROMPTS]
+    for step in range(200):
+        if step in (3, 5, 9) and made.engine.running:
+            made.engine.roster.put_back(made.engine.running[0])
+        if not made.engine.step():
+            break
+    got = [handle.result() for handle in handles]
+    assert [one.token_ids for one in got] == want and sum(one.stats.preemptions for one in got) >= 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_next_answer_of_a_conversation_does_not_run_the_past_again(name: str) -> None:
+    made = engine(name)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    past = [3, 4, 5, 9, 11, 12]
+    first = made.engine.submit(past, params).result()
+    text = [*past, *first.token_ids, 17, 18]
+    again = made.engine.submit(text, params).result()
+    fresh = Outrider(load_model(build(name)), "plain", strict=True, limits={"max_slots": 1})
+    alone = fresh.engine.submit(text, params).result()
+    assert again.token_ids == alone.token_ids
+    assert again.stats.cached_tokens == len(past) + len(first.token_ids) - 2 and not alone.stats.cached_tokens
