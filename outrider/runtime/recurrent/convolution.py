@@ -31,9 +31,8 @@ class Convolution:
         out = torch.einsum("bnwc,cw->bnc", windows.float(), self.weight.float())
         if self.bias is not None:
             out = out + self.bias.float()
-        if self.activation is not None:
-            out = ACT2FN[self.activation](out)
-        return out.to(rows[0].dtype)
+        out = out.to(rows[0].dtype)  # rounded where torch's own convolution rounds
+        return out if self.activation is None else ACT2FN[self.activation](out)
 
     def advance(self, state: Tensor, rows: Sequence[Tensor], counts: Tensor) -> Tensor:
         inputs = torch.cat([state, rows[0]], 1)

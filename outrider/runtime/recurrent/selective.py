@@ -41,8 +41,9 @@ class SelectiveScan:
         return torch.zeros_like(self.rates)
 
     def outputs(self, state: Tensor, rows: Sequence[Tensor], ancestry: Ancestry) -> Tensor:
-        *written, read = (row.float() for row in rows)
-        return torch.einsum("btdn,btn->btd", states_of_rows(state, written, ancestry, self._step), read)
+        *written, read = rows
+        states = states_of_rows(state, [row.float() for row in written], ancestry, self._step)
+        return (states.to(read.dtype) @ read[..., None])[..., 0]  # rounded where transformers rounds
 
     def advance(self, state: Tensor, rows: Sequence[Tensor], counts: Tensor) -> Tensor:
         steps, inputs, into = (row.float() for row in rows[:3])

@@ -6,11 +6,12 @@ borders than copies are allowed keeps every second one, then every fourth, and s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-States = Mapping[Hashable, Tensor]  # of all layers, by layer and part
+Place = tuple[int, int]  # a layer, and which of its recurrences
+States = Mapping[Place, Tensor]  # of all layers
 MOST = 4  # copies of a text
 
 

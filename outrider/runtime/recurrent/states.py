@@ -18,10 +18,9 @@ from torch import Tensor
 from outrider.runtime.passes import Pass
 from outrider.runtime.recurrent.ancestry import Ancestry, chain
 from outrider.runtime.recurrent.recurrence import Recurrence
-from outrider.runtime.recurrent.snapshots import Snapshots, States
+from outrider.runtime.recurrent.snapshots import Place, Snapshots, States
 
 SEGMENT = 64  # rows of text that run at once
-Place = tuple[int, int]  # a layer, and which of its recurrences
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.errors import InputError
+from outrider.core.errors import InputError, UnsupportedModel
 from outrider.core.records import Needs, Piece
 from outrider.core.tree import TokenTree, chain, fixed
+from outrider.runtime import choice
 from outrider.runtime.eager.hybrid import HybridSlots
+from outrider.runtime.recurrent import mixers
 from outrider.runtime.recurrent.snapshots import MOST, Snapshots
 from outrider.runtime.slots import SlotTarget
+from outrider.runtime.targets import cuda_target, eager_target
 from tests.runtime.recurrent.families import build, unchecked
 from tests.runtime.running import run_text, run_trees, shorter_prefixes
 
@@ -176,3 +181,30 @@ def test_text_and_trees_are_asked_for_together_and_run_apart() -> None:
     assert text.logits is None and scores.logits is not None
     assert (scores.logits - plain("mamba2", [*TEXT[:9], 8, 9])[-2:]).abs().max() < 1e-4
     assert right("mamba2", target, slots[1], TEXT[:5])
+
+
+@pytest.mark.parametrize("name", ["mamba2", "lfm2", "qwen3-next", "jamba"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_passes_the_check_at_load(name: str, dtype: torch.dtype) -> None:
+    """Rounded where the model rounds, so that routers choose the same experts."""
+    eager_target(copy.deepcopy(build(name)).to(dtype), max_slots=2)
+
+
+def test_the_check_at_load_finds_what_another_version_of_a_function_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = mixers._STAND_INS["mamba2_chunk_scan"]
+    without_skip = partial(_without, right, "D")
+    monkeypatch.setitem(mixers._STAND_INS, "mamba2_chunk_scan", without_skip)
+    with pytest.raises(UnsupportedModel, match="differently from plain forwards"):
+        eager_target(build("mamba2"), max_slots=2)
+
+
+def _without(function: Any, name: str, *args: Any, **named: Any) -> Any:
+    return function(*args, **{**named, name: None})
+
+
+def test_other_runtimes_refuse_states_with_a_sentence() -> None:
+    with pytest.raises(UnsupportedModel, match="recurrent or state-space layers"):
+        choice.build(build("mamba2"), "native")
+    with pytest.raises(UnsupportedModel, match="states cannot be recorded; use the runtime eager"):
+        cuda_target(build("mamba2"), capture=False)
+    assert choice.build(build("mamba2"), max_slots=1).traits.runtime == "eager"
