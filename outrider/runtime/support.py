@@ -70,7 +70,7 @@ def refuse_unsupported(model: Any, *, states: bool = False) -> None:
             f"{name} counts positions from its padding id where it finds them itself, and from 0 in transformers' "
             "generate: there is no one output to keep"
         )
-    if not cache_argument(model):
+    if not states and not cache_argument(model):
         raise UnsupportedModel(f"{name} takes no key/value cache (`past_key_values`); this runtime needs one")
     if not model.can_generate() or model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name} has no language-model head; load it as AutoModelForCausalLM")

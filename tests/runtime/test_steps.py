@@ -316,7 +316,6 @@ INDEXED = {**LATENT, "num_key_value_heads": 4, "index_n_heads": 2, "index_head_d
 @pytest.mark.parametrize(
     ("kind", "head", "extra", "sentence"),
     [
-        ("Rwkv", "ForCausalLM", {}, "recurrent or state-space"),
         ("xLSTM", "ForCausalLM", {}, "recurrent or state-space"),
         ("Zaya", "ForCausalLM", {"num_hidden_layers": 4}, r"recurrent or state-space layers \(hybrid\)"),
         ("T5", "ForConditionalGeneration", {"d_model": 32, "num_layers": 1}, "encoder-decoder"),

@@ -96,6 +96,8 @@ class Adapter:
         if self.custom_attention:
             options["attention_mask"] = current.explicit_mask
         attention = nullcontext() if self.custom_attention else switched(self.configs, NAME)
+        if self._cache_argument:
+            options[self._cache_argument] = cache
         recurrence = nullcontext() if self.mixers is None else self.mixers.active(cache)
         with running(current), self._linears.active(), attention, recurrence, by_depth(self.stand_ins, current):
             return self.model(
@@ -103,7 +105,7 @@ class Adapter:
                 position_ids=current.positions,
                 use_cache=True,
                 return_dict=True,
-                **{self._cache_argument: cache, **options},
+                **options,
             )
 
 

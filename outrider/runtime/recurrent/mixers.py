@@ -9,8 +9,9 @@ neither place is unknown here, and its model is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ from outrider.runtime.recurrent.inline import inline_stand_ins
 from outrider.runtime.recurrent.linear import Decayed, DeltaRule
 from outrider.runtime.recurrent.selective import SelectiveScan
 from outrider.runtime.replaced import Replacement, replaced
+
+_one_at_a_time = threading.RLock()
 
 
 class Mixers:
@@ -42,9 +45,12 @@ class Mixers:
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def active(self, cache: HybridCache) -> AbstractContextManager[None]:
-        """Changes the model for the duration of a forward."""
-        return replaced([Replacement(namespace, name, make(cache)) for namespace, name, make in self._found])
+    @contextmanager
+    def active(self, cache: HybridCache) -> Iterator[None]:
+        """Changes the model for the duration of a forward, and the code of its family: one thread at a time."""
+        made = [Replacement(namespace, name, make(cache)) for namespace, name, make in self._found]
+        with _one_at_a_time, replaced(made):
+            yield
 
 
 # Each takes what the function takes that it stands in for. Layers do with the state that it returns what they like:

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from outrider.runtime.targets import eager_target
-from tests.runtime.test_architectures import COMMON, FEW_EXPERTS, LATENT, walk
+from tests.runtime.test_architectures import COMMON, CONTEXT, FEW_EXPERTS, LATENT, walk
 
 unchecked = partial(eager_target, self_test=False)  # the walks are the check
 HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
@@ -56,6 +56,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent-gemma": (
         "RecurrentGemma", {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 7, "head_dim": 8},
     ),
+    "rwkv": ("Rwkv", {"context_length": CONTEXT, "attention_hidden_size": 32, "rescale_every": 1}),
     "kimi-linear": (
         "KimiLinear",
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -78,9 +79,22 @@ def test_the_next_answer_of_a_conversation_does_not_run_the_past_again(name: str
     assert again.stats.cached_tokens == len(past) + len(first.token_ids) - 2 and not alone.stats.cached_tokens
 
 
-@pytest.mark.parametrize("name", ["mamba2", "lfm2", "qwen3-next", "mamba", "minimax", "recurrent-gemma"])
+@pytest.mark.parametrize("name", ["mamba2", "lfm2", "qwen3-next", "mamba", "minimax", "recurrent-gemma", "rwkv"])
 def test_generate_of_transformers_gives_the_same_text(name: str) -> None:
     model, prompt = build(name), torch.tensor([[5, 9, 3, 5, 9, 3]])
     settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": -1}
     plain = model.generate(prompt, **settings)
     assert torch.equal(model.generate(prompt, **settings, custom_generate=outrider.generate), plain)
+
+
+def test_engines_of_one_family_in_two_threads_do_not_meet() -> None:
+    """What stands in for a family's functions belongs to one engine, while its forward runs."""
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True)
+    made = [Outrider(load_model(build("mamba2")), "suffix", strict=True, limits={"max_slots": 2}) for _ in range(2)]
+
+    def texts(one: Outrider) -> list[Any]:
+        return [one.engine.submit(prompt, params).result().token_ids for prompt in PROMPTS]
+
+    want = texts(made[0])
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(texts, made)) == [want, want]
