@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.runtime.passes import current_pass
 from outrider.runtime.recurrent.convolution import Convolution
 from outrider.runtime.recurrent.hybrid_cache import HybridCache
 from outrider.runtime.recurrent.inline import inline_stand_ins
@@ -35,22 +36,35 @@ class Mixers:
     def __init__(self, model: nn.Module) -> None:
         modules = {type(module).__module__ for module in model.modules()}
         namespaces = [vars(sys.modules[name]) for name in modules if name.startswith("transformers.")]
-        self._found = [
-            (namespace, name, partial(partial, make))
-            for namespace in namespaces
-            for name, make in _STAND_INS.items()
-            if callable(namespace.get(name))
-        ] + inline_stand_ins(model)
+        with _one_at_a_time:  # nothing is replaced now
+            self._found = [
+                (namespace, name, partial(_in_a_pass, namespace[name], make))
+                for namespace in namespaces
+                for name, make in _STAND_INS.items()
+                if callable(namespace.get(name))
+            ] + inline_stand_ins(model)
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     @contextmanager
     def active(self, cache: HybridCache) -> Iterator[None]:
-        """Changes the model for the duration of a forward, and the code of its family: one thread at a time."""
+        """Changes the model for the duration of a forward, and the code of its family: one thread at a time.
+
+        Other models of the family, which their owners run meanwhile in other threads, are what they were.
+        """
         made = [Replacement(namespace, name, make(cache)) for namespace, name, make in self._found]
         with _one_at_a_time, replaced(made):
             yield
+
+
+def _in_a_pass(
+    plain: Callable[..., Any], stand_in: Callable[..., Any], cache: HybridCache
+) -> Callable[..., Any]:  # fmt: skip
+    def call(*args: Any, **named: Any) -> Any:
+        return plain(*args, **named) if current_pass() is None else stand_in(cache, *args, **named)
+
+    return call
 
 
 # Each takes what the function takes that it stands in for. Layers do with the state that it returns what they like:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -88,13 +89,18 @@ def test_generate_of_transformers_gives_the_same_text(name: str) -> None:
 
 
 def test_engines_of_one_family_in_two_threads_do_not_meet() -> None:
-    """What stands in for a family's functions belongs to one engine, while its forward runs."""
+    """What stands in for a family's functions is there for one engine, while its forward runs, and for nobody else."""
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
-    made = [Outrider(load_model(build("mamba2")), "suffix", strict=True, limits={"max_slots": 2}) for _ in range(2)]
+    models = [copy.deepcopy(build("mamba2")) for _ in range(3)]
+    made = [Outrider(load_model(model), "suffix", strict=True, limits={"max_slots": 2}) for model in models[:2]]
 
     def texts(one: Outrider) -> list[Any]:
         return [one.engine.submit(prompt, params).result().token_ids for prompt in PROMPTS]
 
     want = texts(made[0])
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(texts, made)) == [want, want]
+    other, prompt = models[2], torch.tensor([[5, 9, 3, 5, 9, 3]])
+    with ThreadPoolExecutor(2) as threads, torch.no_grad():
+        plain, jobs = other(prompt).logits, [threads.submit(texts, one) for one in made]
+        while not all(job.done() for job in jobs):
+            assert torch.equal(other(prompt).logits, plain)
+    assert [job.result() for job in jobs] == [want, want]
