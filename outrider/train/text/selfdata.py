@@ -26,10 +26,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from outrider.core.errors import InputError
 from outrider.models import LoadedModel
+from outrider.runtime.recurrent.mixers import Mixers
+from outrider.runtime.support import cache_argument
 from outrider.train.loops import Loops
 from outrider.train.text.dialogue import ANSWER, FORCED, USER, Dialogue, dialogue
 from outrider.train.text.material import Answer, about, answers_in
@@ -272,12 +274,12 @@ def sample_shard(
     turns = _Turns.start(script, plan, device, noise)
     tokens = torch.zeros(rows, plan.length, dtype=torch.int64, device=device)
     roles = torch.zeros(rows, plan.length, dtype=torch.uint8, device=device)
-    cache = Cache(layers=[_Room(plan.length) for _ in range(model.config.get_text_config().num_hidden_layers)])
+    cache = {cache_argument(model): _cache(model, plan.length)}
     tokens[:, 0] = turns.first_tokens()
     loops = Loops(rows, plan.loop, device)
     with sdpa_kernel(ATTENTION):
         for at in range(1, plan.length):
-            logits = model(tokens[:, at - 1 : at], past_key_values=cache, use_cache=True).logits[:, -1].float()
+            logits = model(tokens[:, at - 1 : at], **cache, use_cache=True).logits[:, -1].float()
             tokens[:, at], roles[:, at] = turns.next(logits)
             turns.looping = loops.add(tokens, at, turns.turn)
             if at % 64 == 0:
@@ -369,6 +371,12 @@ class _Turns:
         # Gumbel's trick: at temperature 0 the noise vanishes and the likeliest token stays.
         waits = torch.empty_like(logits).exponential_(generator=self.noise)
         return (kept - temperature * waits.log_()).argmax(-1)
+
+
+def _cache(model: PreTrainedModel, length: int) -> Cache:
+    if Mixers(model):  # a recurrent layer has its own kind of place in a cache
+        return DynamicCache(config=model.config)
+    return Cache(layers=[_Room(length) for _ in range(model.config.get_text_config().num_hidden_layers)])
 
 
 class _Room(DynamicLayer):

@@ -86,13 +86,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @cache
-def build(name: str) -> Any:
+def build(name: str, context: int = CONTEXT) -> Any:
     """Weights small enough that the model itself gives the same in one piece and token by token, to 1e-5."""
     kind, extra = FAMILIES[name]
     config_class = getattr(transformers, f"{kind}Config")
     model_class = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
     torch.manual_seed(0)
-    model = model_class(config_class(**{**COMMON, "initializer_range": 0.1, **extra})).eval()
+    model = model_class(
+        config_class(**{**COMMON, "max_position_embeddings": context, "initializer_range": 0.1, **extra})
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases start at 1 and 0, where a mix-up would not show
             parameter.add_(torch.randn_like(parameter) * 0.05)

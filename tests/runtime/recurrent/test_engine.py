@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ import torch
 
 import outrider
 from outrider.api import Outrider
+from outrider.check import bugs
+from outrider.check.gate import Size, check
 from outrider.core.generation import Generation
 from outrider.core.params import SamplingParams
 from outrider.models import load_model
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.slots import SlotTarget
+from tests.drafters import drafter, some_text
 from tests.runtime.recurrent.families import build
 
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [9, 8, 7], [5], [6, 7, 6, 7, 6]]
@@ -104,3 +108,24 @@ def test_engines_of_one_family_in_two_threads_do_not_meet() -> None:
         while not all(job.done() for job in jobs):
             assert torch.equal(other(prompt).logits, plain)
     assert [job.result() for job in jobs] == [want, want]
+
+
+def test_a_trained_drafter_reads_the_hidden_states_of_a_hybrid(tmp_path: Path) -> None:
+    made = engine("lfm2")
+    text = some_text(made.loaded, tmp_path / "text")
+    folder = drafter("medusa", made.loaded, text, tmp_path / "drafter", steps=2)
+    drafted = run(made, "medusa", {"drafter": str(folder)})
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in run(made, "plain")]
+    assert sum(one.stats.drafted for one in drafted) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("method", ["mix", "suffix", "stree", "draft-model"])
+def test_the_gate_passes_hybrids_and_catches_what_is_planted(name: str, method: str) -> None:
+    options = {} if method in ("mix", "suffix") else {"layers": 1}
+    planted = bugs.named(bugs.ALL) if method == "draft-model" else ()
+    size = Size(3, 24, 20, 5, 16, 16, 60, 3, thorough=False)
+    report = check(load_model(build(name, 256)), method, options, bugs=planted, size=size)
+    assert report.verdict == "same output", [part.summary for part in report.parts]
+    assert all(bug.caught_by for bug in report.bugs)
