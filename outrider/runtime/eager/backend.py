@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from outrider.core.protocols import Target
 from outrider.core.records import Needs, Scores, Traits
 from outrider.runtime.backend import Bounds
@@ -25,9 +23,9 @@ from outrider.runtime.eager.cache import SlotCache
 from outrider.runtime.eager.hybrid import HybridSlots
 from outrider.runtime.passes import Block, Pass
 from outrider.runtime.recurrent.mixers import Mixers
-from outrider.runtime.recurrent.snapshots import MOST
+from outrider.runtime.recurrent.snapshots import PER_TEXT
 from outrider.runtime.recurrent.states import StateStore
-from outrider.runtime.selftest import TOLERANCE, self_check
+from outrider.runtime.selftest import self_check
 from outrider.runtime.support import TESTED, context_limit, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
 
@@ -53,7 +51,7 @@ class EagerBackend:
 
     def slot_bytes(self, rows: int) -> int:
         states = self.adapter.states
-        return (1 + MOST) * states.state_bytes + rows * states.row_bytes
+        return (1 + PER_TEXT) * states.state_bytes + rows * states.row_bytes
 
     def positions(self) -> tuple[int, str]:
         limit, reason = context_limit(self.model.config)
@@ -80,8 +78,7 @@ class EagerBackend:
     def check(self, target: Target, self_test: bool | None) -> None:
         states = self.adapter.mixers is not None  # found by names, which another version of transformers may change
         if self_test or (self_test is None and (states or self.adapter.model_type not in TESTED)):
-            double = self.adapter.dtype == torch.float64  # which recurrences are not, in transformers neither
-            self_check(self, target, TOLERANCE[torch.float32] if states and double else None)
+            self_check(self, target)
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
         """Nothing is made beforehand."""

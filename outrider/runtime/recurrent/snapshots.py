@@ -12,7 +12,7 @@ from torch import Tensor
 
 Place = tuple[int, int]  # a layer, and which of its recurrences
 States = Mapping[Place, Tensor]  # of all layers
-MOST = 4  # copies of a text
+PER_TEXT = 4  # copies of a text
 
 
 class Snapshots:
@@ -26,7 +26,7 @@ class Snapshots:
 
     def wanted(self, begin: int, end: int) -> list[int]:
         """Changes state: the lengths at which a text that grows from `begin` to `end` tokens is to be copied."""
-        while end // self._apart > MOST:
+        while end // self._apart > PER_TEXT:
             self._apart *= 2
         self._held = {length: states for length, states in self._held.items() if length % self._apart == 0}
         return [length for length in range(self._apart, end + 1, self._apart) if length > begin]

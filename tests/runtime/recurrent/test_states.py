@@ -17,7 +17,7 @@ from outrider.core.tree import TokenTree, chain, fixed
 from outrider.runtime import choice
 from outrider.runtime.eager.hybrid import HybridSlots
 from outrider.runtime.recurrent import mixers
-from outrider.runtime.recurrent.snapshots import MOST, Snapshots
+from outrider.runtime.recurrent.snapshots import PER_TEXT, Snapshots
 from outrider.runtime.slots import SlotTarget
 from outrider.runtime.targets import cuda_target, eager_target
 from tests.runtime.recurrent.families import build, unchecked
@@ -121,7 +121,7 @@ def test_copies_of_a_text_are_few_and_evenly_spread() -> None:
     for length in range(1, 1000):
         for border in snapshots.wanted(length - 1, length):
             snapshots.put(border, {})
-        assert len(snapshots) <= MOST
+        assert len(snapshots) <= PER_TEXT
         assert length < 4 or length - snapshots.last(length) <= length // 2
     snapshots.cut(0)
     assert snapshots.last(1000) == 0 and snapshots.wanted(0, 9) == [4, 8]
