@@ -105,6 +105,10 @@ class CudaBackend:
 
     def _refuse_what_cannot_be_recorded(self) -> None:
         name, adapter = type(self.model).__name__, self._eager.adapter
+        if adapter.mixers:
+            raise UnsupportedModel(
+                f"{name} has recurrent or state-space layers, whose states cannot be recorded; use the runtime eager"
+            )
         if adapter.custom_attention:
             raise UnsupportedModel(
                 f"{name} has attention code of its own, which cannot be recorded; use the runtime eager"
@@ -114,6 +118,9 @@ class CudaBackend:
                 f"{name} takes positions from storage order ({', '.join(sorted(by_storage))}), which cannot be "
                 "recorded; use the runtime eager"
             )
+
+    def slot_bytes(self, rows: int) -> int:
+        return 0
 
     def positions(self) -> tuple[int, str]:
         return self._eager.positions()
