@@ -123,7 +123,8 @@ class SlotTarget:
         """Changes state: the pending token and the path of each slot's tree are text, the rest of it is forgotten."""
         self._cache.keep(slots, [self.length(slot) for slot in slots], paths)
         for slot, path in zip(slots, paths, strict=True):
-            self._texts.append(slot, as_tokens(self._trees.pop(slot)[[0, *path]]))
+            tokens = self._trees.pop(slot)
+            self._texts.append(slot, as_tokens(tokens[[0, *path]] if path else tokens[:1]))
 
     # Passes
 

@@ -40,7 +40,7 @@ class Adapter:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
         self.configs = attention_configs(model)
-        self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.custom_attention = False
         self.stand_ins = stand_ins(model)
         self.positions: int | None = None  # rows of a table of positions, where the model has one
@@ -91,7 +91,7 @@ class Adapter:
         options: dict[str, Any] = {}
         if hidden:
             options["output_hidden_states"] = True
-        if logits < current.rows and self._can_trim:
+        if logits < current.rows and self.can_trim:
             options["logits_to_keep"] = torch.arange(logits, device=self.device) if logits else 1
         if self.custom_attention:
             options["attention_mask"] = current.explicit_mask
