@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--shape", help="widen the model in memory, such as 8b")
     parser.add_argument("--device")
     parser.add_argument("--dtype")
+    parser.add_argument("--cache-gib", type=int, default=0, help="of keys and values; 0: as the runtime chooses")
     parser.add_argument("--threads", type=int, default=2, help="of the peer")
     parser.add_argument(
         "--llama-cpp", choices=("q8", "f32"), help="beside its server with the embedded model's weights"
@@ -256,7 +257,13 @@ def loaded(args: argparse.Namespace, slots: int) -> Outrider:
     small = load_model(args.model, device=args.device, dtype=args.dtype)
     model = inflate(small.model, parse_shape(args.shape, small.model.config))
     engine = outrider.load(
-        model, "plain", tokenizer=small.tokenizer, runtime=args.runtime, max_slots=slots, max_context=2048
+        model,
+        "plain",
+        tokenizer=small.tokenizer,
+        runtime=args.runtime,
+        max_slots=slots,
+        max_context=2048,
+        cache_bytes=(args.cache_gib << 30) or None,
     )
     if (folder := shipped_draft(small, "eagle3")) is not None:
         engine._parts.drafts[("eagle3", "")] = load_eagle3(folder, small)
