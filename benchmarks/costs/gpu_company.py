@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_step import SHAPES, by_kernel, pretend, random_llama, stored, tree_of
 
+from benchmarks.costs.gpu_model import SHAPES, by_kernel, pretend, random_llama, stored, tree_of
 from outrider.core.records import NO_NEEDS, Piece
 from outrider.runtime.targets import cuda_target
 

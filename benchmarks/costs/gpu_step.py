@@ -17,32 +17,21 @@ import json
 import statistics
 import time
 import traceback
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
+from benchmarks.costs.gpu_model import SHAPES, by_kernel, pretend, random_llama, step_of, stored, tree_of
 from outrider.bench.floor import bandwidth, traffic
 from outrider.core.records import NO_NEEDS, Piece
-from outrider.core.tree import TokenTree, chain, fixed, root
-from outrider.runtime.cuda.packing import pack
+from outrider.core.tree import chain
 from outrider.runtime.targets import cuda_target, eager_target
 
-SHAPES: dict[str, dict[str, int]] = {
-    "8b": {
-        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    },
-    "tiny": {
-        "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-    },
-}  # fmt: skip
 Point = tuple[int, int, int]  # sequences, rows of each, context
 BARS: tuple[tuple[str, float, Point, Point | None], ...] = (
     ("one sequence, one row, context 1024: over its floor", 1.20, (1, 1, 1024), None),
@@ -65,12 +54,6 @@ def growth() -> list[Point]:
 
 def where_the_bars_are() -> list[Point]:
     return sorted({point for bar in BARS for point in (bar[2], bar[3] or bar[2])} | {ALSO})
-
-
-def random_llama(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
-    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=131072, tie_word_embeddings=False)
-    with torch.device(device):
-        return LlamaForCausalLM._from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
@@ -125,13 +108,6 @@ def gpu_seconds(work: Callable[[], object], device: torch.device, repeats: int =
     last.record()
     last.synchronize()
     return first.elapsed_time(last) / 1e3 / repeats
-
-
-def tree_of(rows: int, rng: np.random.Generator) -> TokenTree:
-    if rows == 1:
-        return root(1)
-    parents = np.array([-1, *(int(rng.integers(max(0, i - 6), i)) for i in range(1, rows))])
-    return fixed(rng.integers(0, 1000, rows), parents)
 
 
 class Bench:
@@ -267,23 +243,6 @@ def watched(graph: Any, device: torch.device) -> Iterator[Callable[[], float | N
         graph.replay = replay
 
 
-def pretend(target: Any, slot: int, context: int) -> None:
-    """As if so much text were committed; the cache is full of noise. What the last commit moves waits as ever."""
-    del target._texts._texts[slot].tokens[context:]
-    target._texts.append(slot, np.zeros(context - target.length(slot), dtype=np.int64))
-
-
-def step_of(target: Any, slots: Sequence[int], trees: Sequence[TokenTree]) -> Any:
-    """What runs a pass over these trees."""
-    blocks = [target._block(Piece(slot, tree=tree)) for slot, tree in zip(slots, trees, strict=True)]
-    return target.backend._step(pack(blocks, NO_NEEDS).bucket, NO_NEEDS)
-
-
-def stored(target: Any) -> Any:
-    """The `SlotCache` of an eager target, or of one that records steps."""
-    return getattr(target.backend.cache, "rows", target.backend.cache)
-
-
 def profile(target: Any, rows: int, context: int) -> list[dict[str, Any]]:
     """Microseconds and launches of one step by kernel."""
     if target.device.type != "cuda":
@@ -296,21 +255,6 @@ def profile(target: Any, rows: int, context: int) -> list[dict[str, Any]]:
     stored(target)._touched[slot] = 0
     target.release(slot)
     return found
-
-
-def by_kernel(replay: Callable[[], object]) -> list[dict[str, Any]]:
-    """Microseconds and launches of what is replayed, the longest first."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        for _ in range(3):
-            replay()
-        torch.cuda.synchronize()
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            sums[event.name[:60]][0] += event.device_time_total / 3
-            sums[event.name[:60]][1] += 1
-    found = [{"kernel": k, "us": us, "launches": round(n / 3)} for k, (us, n) in sums.items()]
-    return sorted(found, key=lambda row: -row["us"])
 
 
 def line(row: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from outrider.runtime.packed import available
 
 log = logging.getLogger(__name__)
 FIXED_BYTES = 4 << 30  # of a cache that sets aside a whole context for every slot
+GPU_SHARE = 0.5  # of the memory that a GPU has free: drafters, recordings and what passes compute need some, too
 FREE_SHARE = 0.7  # of the memory that is free: what a cache of blocks may grow to
 
 
@@ -34,7 +35,7 @@ class SlotTarget:
         *,
         max_slots: int = 8,
         max_context: int | None = None,  # None: as far as the model goes
-        cache_bytes: int | None = None,  # None: most of what is free where texts take what they use, elsewhere 4 GiB
+        cache_bytes: int | None = None,  # None: as `default_bytes` says
         max_rows: int = 256,
         prompt_rows: int = 512,  # rows of text in one pass, all slots together
         self_test: bool | None = None,  # None: for architectures that our tests do not cover
@@ -175,7 +176,9 @@ class SlotTarget:
 
 
 def default_bytes(backend: Backend) -> int:
-    """Of a cache: where a text takes what it uses, most of the memory that is free."""
+    """Of a cache: where a text takes what it uses, most of the memory that is free; half of what a GPU has free."""
+    if backend.device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(backend.device)[0])
     return FIXED_BYTES if backend.reserves else int(FREE_SHARE * available())
 
 

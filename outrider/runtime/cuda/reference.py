@@ -100,8 +100,8 @@ def _sees(layout: Layout, rows: slice, length: int, nodes: int, causal: bool, wi
     """[rows, length + nodes]: which rows of its slot's cache a row of one sequence sees."""
     place = torch.arange(length + nodes, device=layout.words.device)
     count = rows.stop - rows.start
-    own = length + nodes - count + torch.arange(count, device=place.device)  # where the rows stand themselves
-    text = place <= own[:, None] if causal else (place < length).expand(count, -1)
+    stands = length + nodes - count + torch.arange(count, device=place.device)  # where each row is stored
+    text = place <= stands[:, None] if causal else (place < length).expand(count, -1)
     if window is not None:
         text = text & (place > layout.positions[rows, None] - window)
     if causal:

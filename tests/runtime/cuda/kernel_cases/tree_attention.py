@@ -47,11 +47,11 @@ def problem(
         length = int(rng.integers(0, capacity - count))
         if b and batch > 2 and rng.random() < 0.2:  # an empty one: reads nothing
             length = count = done = 0
-        own = room if room is not None else count - done + int(rng.random() < 0.3) * int(rng.integers(0, 2 * rows))
-        begins.append(begins[-1] + own)
+        taken = room if room is not None else count - done + int(rng.random() < 0.3) * int(rng.integers(0, 2 * rows))
+        begins.append(begins[-1] + taken)
         for name, value in zip(facts, (length, count, count - done, int(text)), strict=True):
             facts[name].append(value)
-        padding = (0, own - (count - done))
+        padding = (0, taken - (count - done))
         positions.append(np.pad((length + tree.depths)[done:count], padding, constant_values=length))
         seen = np.zeros((count - done, wide), np.int64) if text else words_of(tree.ancestor_mask()[done:count], wide)
         bits.append(np.pad(seen, (padding, (0, 0))))
