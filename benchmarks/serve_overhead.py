@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from common import give, run
@@ -85,7 +87,9 @@ def main() -> None:
     args = parser.parse_args()
     texts = [prompt.raw() for prompt in built_in_prompts()][: args.prompts]
     table: dict[str, dict[str, float]] = {}
-    with running("outrider", Setting(args.model)) as server, outrider.load(args.model) as engine:
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)  # as many on either side
+    setting = Setting(args.model, threads=threads)
+    with running("outrider", setting) as server, outrider.load(args.model) as engine:
         for method in ("plain", "mix"):
             first: list[float] = []
             token: list[float] = []
@@ -107,7 +111,7 @@ def main() -> None:
                                      "first_p90": percentile(first, 90), "token_p90": percentile(token, 90),
                                      "pairs": len(first)}  # fmt: skip
                     print(f"after {number} rounds: {added(method, table[method])}", file=sys.stderr, flush=True)
-    with running("outrider", Setting(args.model, more=("--max-slots", "1", "--max-waiting", "1"))) as server:
+    with running("outrider", replace(setting, more=("--max-slots", "1", "--max-waiting", "1"))) as server:
         waits = asyncio.run(refusals(server, texts[0]))
     lines = [
         *(added(method, row) for method, row in table.items()),

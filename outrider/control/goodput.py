@@ -104,9 +104,9 @@ class Goodput:
         self.sleeps = {i: SleepSchedule() for i, role in enumerate(self.roles) if role is Role.LOOKS}
 
     def begin(self, slot: int) -> None:
-        """Changes state: speculation may pay for a new text, so a rest ends."""
-        for backoff in self._backoffs.values():
-            backoff.wake()
+        """Changes state: speculation may pay for new texts, so a rest ends once a batch may have nothing but them."""
+        for members, backoff in self._backoffs.items():
+            backoff.wake(members)
 
     def end(self, slot: int) -> None:
         self._step.offers.pop(slot, None)
@@ -115,7 +115,7 @@ class Goodput:
         """Room for twice the candidates that have been in use: a larger tree takes longer to draft and to weigh."""
         if self.costs is None:
             return [self.limit & limit for limit in limits]
-        self._step = _Step(load.context, self._backoff(load.batch).resting > 0, self._step.rows)
+        self._step = _Step(load.context, self._rests(load.batch), self._step.rows)
         if self._step.resting:
             return [NOTHING] * len(slots)
         enough = Budget(min(int(2 * self._used) + 2, self.limit.nodes), self.limit.depth)
@@ -307,6 +307,14 @@ class Goodput:
         if self.even and not wide and not timing.others and not backoff.resting:
             backoff.see(alone)
         backoff.add(wide, not backoff.resting, members, sum(len(record.emitted) for record in records), total)
+
+    def _rests(self, batch: int) -> bool:
+        """Whether nothing is to be drafted; a size that ran beside prompts only is like the nearest."""
+        own = self._backoff(batch)
+        if own.resting or own.known:
+            return own.resting > 0
+        judged = [size for size, backoff in self._backoffs.items() if backoff.known]
+        return bool(judged) and self._backoffs[min(judged, key=lambda size: abs(size - batch))].resting > 0
 
     def _backoff(self, batch: int) -> Backoff:
         """Lenient, since candidates are weighed by their costs anyway and a text that begins to repeat itself pays many
