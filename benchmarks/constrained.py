@@ -107,7 +107,7 @@ class Clock:
         self.seconds, self._depth = 0.0, 0
 
     def __enter__(self) -> Clock:
-        self._kept = [(Legal, name, getattr(Legal, name)) for name in self.names]
+        self._kept: list[tuple[type, str, Any]] = [(Legal, name, getattr(Legal, name)) for name in self.names]
         self._kept.append((TargetRows, "legal_mass", TargetRows.legal_mass))
         for owner, name, call in self._kept:
             setattr(owner, name, self._timed(call))

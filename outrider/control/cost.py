@@ -29,7 +29,7 @@ from outrider.core.schedule import run_all
 from outrider.core.tree import TokenTree, fixed
 
 log = logging.getLogger("outrider")
-FORMAT = 4  # raised when stored curves of an earlier form must be measured again
+FORMAT = 5  # raised when stored curves of an earlier form must be measured again
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -61,7 +61,7 @@ class CostCurve:
         return bool((times < 0.5 * np.maximum.accumulate(times, axis=-1)).any())
 
     def _along(self, batch: int, context: int, rows: float) -> float:
-        times = np.maximum.accumulate(self.table[batch][context])
+        times = np.minimum.accumulate(self.table[batch][context][::-1])[::-1]  # what disturbs a step makes it slower
         if rows <= self.rows[-1] or len(self.rows) < 2:
             return float(np.interp(rows, self.rows, times))
         slope = (times[-1] - times[-2]) / (self.rows[-1] - self.rows[-2])

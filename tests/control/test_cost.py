@@ -56,6 +56,7 @@ def test_a_slow_spell_at_one_size_does_not_make_more_rows_cheaper() -> None:
     curve = CostCurve((1, 2, 4), (1,), (0,), (((1.0, 9.0, 3.0),),))
     times = [curve.seconds(rows) for rows in range(1, 8)]
     assert times == sorted(times)
+    assert curve.seconds(2) == 3.0 and curve.seconds(6) == 3.0, "the slow one stands for those beside it"
 
 
 def test_sizes_that_do_not_fit_are_left_out_and_nothing_left_is_an_error() -> None:

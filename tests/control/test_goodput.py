@@ -68,6 +68,18 @@ def test_a_rest_of_a_batch_outlasts_a_single_newcomer_and_ends_once_all_may_be_o
     assert sum(drive(control, 20, lambda i: 3, draft=0.5, batch=4)) >= 20 - LOOK
 
 
+def test_a_network_is_spared_prompts_while_a_batch_rests_but_not_that_of_a_text_alone() -> None:
+    for batch in (1, 4):
+        control = Goodput(FULL, [Role.FREE, Role.RUNS], CostModel(lambda rows: 1.0))
+        assert control.reads(0) and control.reads(1)
+        drive(control, 1000, lambda i: 1, draft=0.5, batch=batch)
+        assert control.reads(0) and not control.reads(1)
+        control.begin(0)
+        assert control.reads(1) == (batch == 1)
+    drive(control, 1000, lambda i: 3, draft=0.1, batch=4)
+    assert control.reads(1)
+
+
 def test_a_batch_that_ran_beside_prompts_only_rests_where_the_nearest_one_does() -> None:
     control = opened()
     drive(control, 1000, lambda i: 1, draft=0.5, batch=4)
