@@ -39,8 +39,8 @@ class Legal:
         self._stops = [token for token in sorted(stop_ids) if token < vocab_size]
         self._ends = frozenset(self._stops)
         self._texts = frozenset(also_text) & self._ends
-        self._ever = ~_words(self._ends - self._texts, vocab_size)  # as text
-        self._end_words = _words(self._ends, vocab_size)
+        self._ever = ~as_words(self._ends - self._texts, vocab_size)  # as text
+        self._end_words = as_words(self._ends, vocab_size)
         self._state: Any = automaton.start(prompt)
         self._states: dict[tuple[int, ...], Any] = {}  # by path; None: nothing said there can be text
         self._rows: dict[tuple[int, ...], NDArray[np.int32]] = {}
@@ -215,7 +215,7 @@ def _ban(scores, words):  # type: ignore[no-untyped-def]
                     scores[32 * at + bit] = -np.inf
 
 
-def _words(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+def as_words(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     """[words] with the bits of these tokens."""
     bits = np.zeros(-(-vocab_size // WORD) * WORD, dtype=np.uint8)
     bits[list(tokens)] = 1

@@ -43,8 +43,11 @@ LIMITS = (
 DEFAULT_CONTEXT = 4096  # for models without positional limit
 
 
-def refuse_unsupported(model: Any) -> None:
-    """Raise with one sentence if the configuration already says that the model cannot be right, or its mode does."""
+def refuse_unsupported(model: Any, *, states: bool = False) -> None:
+    """Raise with one sentence if the configuration already says that the model cannot be right, or its mode does.
+
+    `states`: the runtime knows the model's recurrent layers and carries their states.
+    """
     name = type(model).__name__
     text = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -53,7 +56,7 @@ def refuse_unsupported(model: Any) -> None:
     for kind in foreign:
         if kind in SPARSE_LAYERS:
             raise UnsupportedModel(f"{name} has sparse attention ({kind}): {SPARSE_LAYERS[kind]}")
-    if getattr(model, "_is_stateful", False) or foreign:
+    if not states and (getattr(model, "_is_stateful", False) or foreign):
         what = f" ({', '.join(foreign)})" if foreign else ""
         raise UnsupportedModel(
             f"{name} has recurrent or state-space layers{what}; their state cannot branch into a tree in this runtime"
@@ -67,12 +70,18 @@ def refuse_unsupported(model: Any) -> None:
             f"{name} counts positions from its padding id where it finds them itself, and from 0 in transformers' "
             "generate: there is no one output to keep"
         )
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if not states and not cache_argument(model):
         raise UnsupportedModel(f"{name} takes no key/value cache (`past_key_values`); this runtime needs one")
     if not model.can_generate() or model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name} has no language-model head; load it as AutoModelForCausalLM")
     if model.training:
         raise InputError("the model is in training mode, where dropout is random; call model.eval() first")
+
+
+def cache_argument(model: Any) -> str:
+    """The name by which a model takes its cache; empty where it takes none."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in taken), "")
 
 
 _MLP_LAYERS = frozenset({"dense", "sparse", "moe", "mlp"})

@@ -18,6 +18,11 @@ class Group:
     members: list[Running]
     seconds: float = 0.0
 
+    @property
+    def planned(self) -> bool:
+        """Whether anybody asks how much to draft: the drafter, or a trace."""
+        return self.recipe.drafter is not None or any(s.trace is not None for s in self.members)
+
     def followers(self) -> tuple[Drafter | None, list[Running]]:
         """The drafter, and the sequences that it has not failed; None where there are none."""
         following = [s for s in self.members if s.drafter is not None]

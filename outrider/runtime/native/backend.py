@@ -75,6 +75,9 @@ class NativeBackend:
         """What the model reads for these tokens, [..., hidden]."""
         return torch.from_numpy(self._weights.embedding)[tokens]
 
+    def slot_bytes(self, rows: int) -> int:
+        return 0
+
     def positions(self) -> tuple[int, str]:
         return self.held.limit if self.model is None else context_limit(self.model.config)
 

@@ -89,13 +89,14 @@ def test_a_product_left_in_parts_is_added_up_by_whoever_reads_it(name: str, monk
             made_so(placed(name), max_slots=2)
 
 
-def sees_siblings(step: graphed.Step, *args: Any) -> None:
-    FILL(step, *args)
-    step._fields["words"][:, :, 0] = (1 << np.arange(1, step.rows + 1)) - 1
+def sees_siblings(step: graphed.Step, packed: Any, *args: Any) -> None:
+    FILL(step, packed, *args)
+    for b, begin in zip(packed.blocks, packed.begins, strict=True):
+        step._fields["words"][begin : begin + b.rows, 0] = (1 << np.arange(1, b.rows + 1)) - 1
 
 
-def forgets_moves(step: graphed.Step, blocks: Any, moves: Any) -> None:
-    FILL(step, blocks, [[] for _ in moves])
+def forgets_moves(step: graphed.Step, packed: Any, moves: Any) -> None:
+    FILL(step, packed, [[] for _ in moves])
 
 
 def counts_one_more(step: graphed.Step, *args: Any) -> None:
@@ -103,10 +104,22 @@ def counts_one_more(step: graphed.Step, *args: Any) -> None:
     step._fields["lengths"][:] += 1
 
 
+def takes_the_rows_before(step: graphed.Step, *args: Any) -> None:
+    FILL(step, *args)
+    step._fields["begins"][1:-1] -= 1
+
+
+def takes_text_for_a_tree(step: graphed.Step, *args: Any) -> None:
+    FILL(step, *args)
+    step._fields["causal"][:] = 0
+
+
 FILL = graphed.Step.fill
 
 
-@pytest.mark.parametrize("bug", [sees_siblings, forgets_moves, counts_one_more])
+@pytest.mark.parametrize(
+    "bug", [sees_siblings, forgets_moves, counts_one_more, takes_the_rows_before, takes_text_for_a_tree]
+)
 def test_a_planted_bug_is_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*args: Any, **named: Any) -> SlotTarget:
         made = runtime(*args, **named)
@@ -116,7 +129,7 @@ def test_a_planted_bug_is_caught(bug: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert walk(placed("llama"), batch=2, seed=3, steps=4, chunk=16, runtime=late) > 1e-2
 
 
-@pytest.mark.parametrize("bug", [sees_siblings, counts_one_more])
+@pytest.mark.parametrize("bug", [sees_siblings, counts_one_more, takes_the_rows_before, takes_text_for_a_tree])
 def test_the_check_at_load_finds_it_too(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed.Step, "fill", bug)
     with pytest.raises(UnsupportedModel, match="differently as a graph"):
@@ -178,9 +191,28 @@ def test_what_waits_is_done_before_anything_looks(target: SlotTarget) -> None:
     twin = target.fork(committed(target))
     assert close(logits(target, twin, root(11)), expected())
     slot = committed(target)
-    run_text(target, [slot], [[11, 12]], Needs())  # runs eagerly
+    run_text(target, [slot], [[11, 12]], Needs())
     assert not target.backend.cache.waiting.get(slot)
     assert target.length(slot) == len(PROMPT) - 1 + 3 + 1
+
+
+@pytest.mark.parametrize("where", ["fill", "hold", "run"])
+def test_a_pass_that_fails_leaves_what_waits_to_the_next(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything ran, in the middle of the model, and after it."""
+    target = runtime(small().to(DEVICE), max_slots=4, max_rows=16, capture=False)  # the model runs each time
+    logits(target, open_slot(target, PROMPT[:3]), root(4))
+    slot, right = committed(target), getattr(graphed.Step, where)
+    with monkeypatch.context() as patch:
+
+        def fails(*args: Any) -> None:
+            if where == "run":
+                right(*args)
+            raise RuntimeError("on purpose")
+
+        patch.setattr(graphed.Step, where, fails)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            logits(target, slot, root(11))
+    assert close(logits(target, slot, root(11)), expected())
 
 
 def test_a_released_slot_takes_its_moves_along(target: SlotTarget) -> None:
@@ -291,7 +323,7 @@ def test_no_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_cuda
 def test_too_little_memory_for_graphs_runs_without_them(caplog: pytest.LogCaptureFixture) -> None:
     model = small().to(DEVICE)
-    target = runtime(model, max_slots=1, graph_bytes=4 * 61 * 8)
+    target = runtime(model, max_slots=1, graph_bytes=10_000)  # of the smallest alone
     with caplog.at_level(logging.WARNING):
         slot = open_slot(target)
         got = logits(target, slot)
@@ -374,10 +406,10 @@ def test_what_asks_the_device_falls_back_and_leaves_torch_whole(caplog: pytest.L
 
 def test_steps_that_were_prepared_are_not_recorded_in_the_middle_of_a_text(target: SlotTarget) -> None:
     needs = Needs(hidden=(1, 2), top=4)
+    slot = open_slot(target)  # a prompt's pass is of a size of its own
     target.prepare((), needs)
     known = set(target.backend._steps)
-    assert {rows for _, rows, hidden, top in known if (hidden, top) == ((1, 2), 4)} == {1, 2, 4, 8, 16}
-    slot = open_slot(target)
+    assert {size.rows for size, hidden, top in known if (hidden, top) == ((1, 2), 4)} == {1, 2, 4, 8, 16}
     for tree in (root(3), fixed(TREE.tokens[:2], TREE.parents[:2]), TREE):
         assert set(run_trees(target, [slot], [tree], needs)[0].hidden) == {1, 2}
     assert set(target.backend._steps) == known
