@@ -1,15 +1,19 @@
 """What HTTP and the second process add to a text: time to first token and time a token, against the engine itself.
 
 The same prompts, greedily, in this process and through `outrider serve`, in turns; then how soon a full queue says so.
-Run: python benchmarks/serving/overhead.py [--rounds 5] [--json [FILE]]
+Figures so far are told after every round. On two cores it takes about a minute and a half with 3 rounds.
+Run: python benchmarks/serving/overhead.py [--rounds 3] [--prompts 4] [--max-tokens 64] [--json [FILE]]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
+import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import outrider
@@ -65,6 +69,13 @@ async def refusals(server: Server, text: str) -> list[float]:
     return times
 
 
+def added(method: str, row: dict[str, float]) -> str:
+    return (
+        f"{method}: HTTP adds {row['first_ms']:.2f} ms to the first text (90th percentile {row['first_p90']:.2f}) "
+        f"and {row['token_ms']:.3f} ms a token ({row['token_p90']:.3f})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
@@ -75,7 +86,9 @@ def main() -> None:
     args = parser.parse_args()
     texts = [prompt.raw() for prompt in built_in_prompts()][: args.prompts]
     table: dict[str, dict[str, float]] = {}
-    with running("outrider", Setting(args.model)) as server, outrider.load(args.model) as engine:
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)  # as many on either side
+    setting = Setting(args.model, threads=threads)
+    with running("outrider", setting) as server, outrider.load(args.model) as engine:
         for method in ("plain", "mix"):
             first: list[float] = []
             token: list[float] = []
@@ -92,13 +105,15 @@ def main() -> None:
                     if number:  # the first round warms up
                         first.append(1e3 * (made[1][0] - made[0][0]))
                         token.append(1e3 * (made[1][1] - made[0][1]) / (args.max_tokens - 1))
-            table[method] = {"first_ms": statistics.median(first), "token_ms": statistics.median(token),
-                             "first_p90": percentile(first, 90), "token_p90": percentile(token, 90)}  # fmt: skip
-    with running("outrider", Setting(args.model, more=("--max-slots", "1", "--max-waiting", "1"))) as server:
+                if number:
+                    table[method] = {"first_ms": statistics.median(first), "token_ms": statistics.median(token),
+                                     "first_p90": percentile(first, 90), "token_p90": percentile(token, 90),
+                                     "pairs": len(first)}  # fmt: skip
+                    print(f"after {number} rounds: {added(method, table[method])}", file=sys.stderr, flush=True)
+    with running("outrider", replace(setting, more=("--max-slots", "1", "--max-waiting", "1"))) as server:
         waits = asyncio.run(refusals(server, texts[0]))
     lines = [
-        *(f"{method}: HTTP adds {row['first_ms']:.2f} ms to the first text (90th percentile {row['first_p90']:.2f}) "
-          f"and {row['token_ms']:.3f} ms a token ({row['token_p90']:.3f})" for method, row in table.items()),
+        *(added(method, row) for method, row in table.items()),
         f"a full queue says so after {percentile(waits, 50):.1f} ms (median), {max(waits):.1f} ms (the longest)",
     ]  # fmt: skip
     give(args, {"added": table, "refused_ms": waits, "machine": machine()}, lines)

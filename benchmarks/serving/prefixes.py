@@ -1,7 +1,8 @@
 """What a shared beginning saves, and what many sequences hold.
 
 First: the time to first token of a request, and of a second one behind the same beginning; every round with a salt of
-its own. Then: many sequences that have nothing in common, all at once, and the memory that the process has taken.
+its own. Then: many sequences that have nothing in common, all at once, and the memory that the process has taken. On
+two cores it takes about five minutes.
 Run: python benchmarks/serving/prefixes.py [--model smollm2] [--runtime native] [--precision int8] [--shared 1000]
      [--rounds 3] [--sequences 64] [--tokens 1000] [--json [FILE]]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -25,6 +27,11 @@ from outrider.core.schedule import Terms
 from outrider.store.prompts import built_in_prompts
 
 NEW = 24  # tokens of an answer that is compared
+TOLD = 8  # sequences after whose end it is said how far it is
+
+
+def told(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def resident() -> int:
@@ -59,6 +66,7 @@ def shared_beginning(engine: Outrider, tokens: int, rounds: int) -> dict[str, An
         second, answer, cached = asked(engine, [*text, *questions[1]], f"{number}", NEW)
         _, alone, _ = asked(engine, [*text, *questions[1]], f"{number} alone", NEW)
         same &= answer == alone
+        told(f"round {number}: {1e3 * first:.0f} ms, {1e3 * second:.0f} ms behind the same beginning")
         if number:  # what is compiled at first use is not measured
             found.append((first, second))
     firsts, seconds = ([1e3 * one for one in each] for each in zip(*found, strict=True))
@@ -76,9 +84,12 @@ def many(engine: Outrider, sequences: int, tokens: int) -> dict[str, Any]:
     prompts = [[*engine.encode(f"{number}:"), *text][: tokens - new] for number in range(sequences)]
     params = SamplingParams(max_new_tokens=new, ignore_eos=True)
     handles = [engine.engine.submit(prompt, params) for prompt in prompts]
-    running, peak = 0, before
+    running, peak, ended = 0, before, 0
     while engine.step():
         running, peak = max(running, len(engine.engine.running)), max(peak, resident())
+        if (done := sum(handle.done for handle in handles)) // TOLD > ended // TOLD:
+            told(f"{done} of {sequences} have ended, at most {peak / 2**30:.2f} GiB")
+        ended = done
     lengths = [len(handle.result().token_ids) for handle in handles]
     return {
         "sequences": sequences, "tokens": tokens, "at_once": running, "before_gib": before / 2**30,

@@ -210,7 +210,7 @@ class History:
         if self.legal is None:
             return 1.0
         scores = self._reshape(copied(logits), path, masked=False) if self._edits else logits.float()
-        return self.legal.mass(torch.softmax(scores / (self.params.temperature or 1.0), 0), path)
+        return self.legal.mass(torch.softmax(divided(scores, self.params.temperature or 1.0), 0), path)
 
     def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
         """The draft's distribution after each path: warped like the target's rows, cut to `width` tokens, renormalised.

@@ -38,9 +38,8 @@ def by_recipe(batch: Sequence[Running]) -> list[Group]:
 
 def needs_of(batch: Collection[Running]) -> Needs:
     needs = NO_NEEDS
-    for s in batch:
-        if s.drafter is not None:
-            needs |= s.drafter.needs
-        if s.params.prompt_logprobs is not None:
-            needs |= Needs(logits=True)
+    for drafter in {id(s.drafter): s.drafter for s in batch if s.drafter is not None}.values():
+        needs |= drafter.needs
+    if any(s.params.prompt_logprobs is not None for s in batch):
+        needs |= Needs(logits=True)
     return replace(needs, rounded=all(s.largest_only for s in batch))
