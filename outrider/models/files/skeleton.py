@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InputError
+from outrider.models.files.freed import give_back
 from outrider.models.files.tensors import Floats, Gguf, Safetensors, Tensors
-from outrider.models.gguf_file import check_whole
+from outrider.models.gguf_file import check_whole, read_header
 from outrider.models.quiet import quiet_transformers
 
 PICKED = 16  # values of a tensor that name it in a fingerprint
@@ -36,12 +40,17 @@ class Skeleton:
     def _names(self) -> dict[int, str]:
         return {id(module): name for name, module in self.model.named_modules()}
 
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return bool(self.model.config.tie_word_embeddings)
+
     def rows(self, module: nn.Module, low: int, high: int) -> Floats:
         """Rows of a module's matrix."""
+        if self.tied and module is self.model.get_output_embeddings():
+            module = self.model.get_input_embeddings()
         name = f"{self._names[id(module)]}.weight"
-        tied = name not in self.tensors.shapes  # the head is the embedding
-        place = f"{self._names[id(self.model.get_input_embeddings())]}.weight" if tied else name
-        return np.ascontiguousarray(self.tensors.rows(place, low, high), dtype=np.float32)
+        return np.ascontiguousarray(self.tensors.rows(name, low, high), dtype=np.float32)
 
     def fingerprint(self) -> str:
         def picked(name: str, weight: Tensor) -> Tensor:
@@ -86,7 +95,7 @@ def of_gguf(path: Path) -> Skeleton | None:
     from transformers import AutoConfig, AutoTokenizer
 
     check_whole(path)
-    with quiet_transformers():
+    with quiet_transformers(), _read_once():
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         if not _usual(config):
             return None
@@ -95,7 +104,23 @@ def of_gguf(path: Path) -> Skeleton | None:
         except InputError:
             return None
         config.tie_word_embeddings = "lm_head.weight" not in tensors.shapes
-        return _built(config, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), tensors, None)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    with quiet_transformers():
+        return _built(config, tokenizer, tensors, None)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """For the configuration and again for the tokenizer `transformers` reads the header, by a reader that makes arrays
+    of every token, which takes seconds and 500 MB; here by ours, once."""
+    import gguf
+
+    def read(path: str) -> Any:
+        header = read_header(Path(path), facts=True)
+        return SimpleNamespace(fields=header.facts, tensors=[SimpleNamespace(name=name) for name in header.tensors])
+
+    with patch.object(gguf, "GGUFReader", cache(read)):
+        yield
 
 
 def _usual(config: Any) -> bool:
@@ -128,4 +153,5 @@ def _built(config: Any, tokenizer: Any, tensors: Tensors, folder: Path | None) -
             setattr(model.get_submodule(owner), key, nn.Parameter(values, requires_grad=False))
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its table is worked out, not stored
     model.name_or_path = "" if folder is None else str(folder)
+    give_back()  # what importing a library and reading a vocabulary leaves behind
     return Skeleton(model.eval().requires_grad_(False), tokenizer, tensors)

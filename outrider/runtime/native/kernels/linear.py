@@ -102,6 +102,16 @@ def unpack(values: NDArray[Any], scales: NDArray[Any]) -> Floats:
     return dense * np.pad(scales, (0, len(dense) - len(scales)))[:, None] if values.dtype == np.int8 else dense
 
 
+def unpacked_rows(values: NDArray[Any], scales: NDArray[Any], rows: NDArray[np.int64]) -> Floats:
+    """Some rows [R] of that matrix, [R, padded]."""
+    blocks = rows // ROWS
+    if values.dtype == np.int8:
+        scales = scales.reshape(-1, ROWS)[blocks].reshape(-1)
+    elif values.dtype == np.uint8:
+        scales = scales[blocks]
+    return unpack(values[blocks], scales)[np.arange(len(rows)) * ROWS + rows % ROWS]
+
+
 @compiled
 def share(size: int, me: int, count: int) -> tuple[int, int]:
     """Which part of `size` rows of weights is this thread's: whole blocks."""
