@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InputError
-from outrider.models.files.freed import give_back
 from outrider.models.files.tensors import Floats, Gguf, Safetensors, Tensors
 from outrider.models.gguf_file import check_whole, read_header
 from outrider.models.quiet import quiet_transformers
@@ -153,5 +152,4 @@ def _built(config: Any, tokenizer: Any, tensors: Tensors, folder: Path | None) -
             setattr(model.get_submodule(owner), key, nn.Parameter(values, requires_grad=False))
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its table is worked out, not stored
     model.name_or_path = "" if folder is None else str(folder)
-    give_back()  # what importing a library and reading a vocabulary leaves behind
     return Skeleton(model.eval().requires_grad_(False), tokenizer, tensors)

@@ -147,6 +147,14 @@ def mapped(path: Path, index: dict[str, Any]) -> Weights:
     return weights
 
 
+def unread(array: Any) -> None:
+    """Changes nothing but memory: pages of a file that an array is mapped to leave it until they are read again."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        array.madvise(mmap.MADV_DONTNEED)
+
+
 def read(folder: Path) -> Held | None:
     """What lies there, mapped; None where it is not complete."""
     if not is_complete(folder):

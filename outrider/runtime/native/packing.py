@@ -35,7 +35,7 @@ from outrider.runtime.native.model import BITS, biases, held_of, norms, places, 
 from outrider.runtime.slots import SlotTarget
 from outrider.runtime.support import refuse_unsupported
 
-SOME = 1 << 21  # weights that are packed together
+SOME = 1 << 19  # weights that are packed together
 PRODUCTS = ("qkv", "out", "gate", "up", "down", "head")
 
 
@@ -48,6 +48,7 @@ def pack_files(folder: Path, skeleton: Skeleton, precision: str, about: dict[str
         with compiled_meanwhile(precision, parameters_of(skeleton.model)):
             with phase("pack"), Writer(made / ARRAYS) as writer:
                 _write(writer, skeleton, BITS[precision], progress, task)
+            give_back()
             progress.update(task, description="compiling the steps for this machine", total=None)
         progress.update(task, description="checking the steps against the model", total=None)
         with phase("check"):
