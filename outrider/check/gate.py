@@ -34,6 +34,14 @@ from outrider.runtime.support import context_limit
 from outrider.store.prompts import Prompt, built_in_prompts
 
 PARTS = ("exhaustive", "dependent", "greedy", "seeded", "martingale")
+PROVES = {  # in the words of the progress bar
+    "exhaustive": "the rule keeps the distribution",
+    "dependent": "so do requests that share a seed",
+    "reference": "what plain decoding says",
+    "greedy": "greedy text is the same",
+    "seeded": "sampled text is the same",
+    "martingale": "samples have the distribution",
+}
 # Settings of the martingale part. High temperatures tell most: p and q then share more of the vocabulary.
 SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
@@ -266,6 +274,12 @@ class _Gate:
 
     def _labelled(self, part: str) -> Watch:
         return lambda label, tokens: self.watch(f"{part}: {label}", tokens)
+
+
+def proved(label: str) -> str:
+    """What a label that `watch` was told is about, as a sentence."""
+    part, _, rest = label.partition(": ")
+    return f"{PROVES[part]}: {rest}" if part in PROVES else label
 
 
 def planned_tokens(size: Size, bugs: Sequence[Bug]) -> int:

@@ -66,7 +66,7 @@ def check(
         report = gate.check(
             loaded, model.method, options, prompts=asked, bugs=planted, size=size, seed=seed, runtime=model.runtime,
             precision=model.precision, constraint=constraint,
-            watch=lambda label, tokens: progress.update(bar, description=label, advance=tokens),
+            watch=lambda label, tokens: progress.update(bar, description=gate.proved(label), advance=tokens),
         )  # fmt: skip
     if json != STDOUT:
         _print(report)

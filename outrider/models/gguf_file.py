@@ -28,16 +28,29 @@ class Header:
     values: int  # in all tensors together
     architecture: str = ""
     tensors: dict[str, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)  # place, shape, form of values
+    facts: dict[str, Fact] = field(default_factory=dict)  # where they were asked for
 
 
-def read_header(path: Path) -> Header:
-    """Raises `InputError` where there is none, or it is not complete."""
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One of the entries, a value or many, as `transformers` looks at it: texts are bytes, numbers tuples of one."""
+
+    types: list[int]  # of the value; of an array that, and what it holds
+    parts: list[Any]
+
+    @property
+    def data(self) -> range:
+        return range(len(self.parts))
+
+
+def read_header(path: Path, facts: bool = False) -> Header:
+    """Raises `InputError` where there is none, or it is not complete. The facts hold all tokens of a vocabulary."""
     with path.open("rb") as file:
         if file.read(4) != MAGIC:
             raise InputError(f"{path} is no GGUF file: it does not begin with {MAGIC.decode()}; give another file")
         order = ">" if file.peek(1)[:1] == b"\0" else "<"  # the version, a small number, comes first
         try:
-            return _read(file, order)
+            return _read(file, order, facts)
         except (struct.error, MemoryError, OverflowError):
             raise InputError(f"{path} is incomplete: it ends within its header; download or copy it again") from None
         except (KeyError, ValueError) as error:
@@ -54,20 +67,27 @@ def check_whole(path: Path) -> Header:
     return header
 
 
-def _read(file: BinaryIO, order: str) -> Header:
+def _read(file: BinaryIO, order: str, wanted: bool) -> Header:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    def number(form: str) -> Any:
+    def numbers(form: str) -> tuple[Any, ...]:
         form = order + form
-        return struct.unpack(form, file.read(struct.calcsize(form)))[0]
+        return struct.unpack(form, file.read(struct.calcsize(form)))
+
+    def number(form: str) -> Any:
+        return numbers(form)[0]
 
     version, tensors, facts = number("I"), number("Q"), number("Q")
     if version not in VERSIONS:
         raise KeyError(f"version {version}")
     alignment, architecture = ALIGNMENT[1], ""
+    known: dict[str, Fact] = {}
     for _ in range(facts):
         name, kind = _text(file, number), number("I")
-        value = _value(file, number, kind)
+        fact = Fact([kind], [])
+        value = _value(file, numbers, kind, fact if wanted else None)
+        if wanted:
+            known[name.decode()] = fact
         architecture = value.decode() if name == b"general.architecture" else architecture
         alignment = value if name == ALIGNMENT[0].encode() else alignment
     end = values = 0
@@ -83,7 +103,7 @@ def _read(file: BinaryIO, order: str) -> Header:
         listed[named] = (at, shape, form)
     start = -(-file.tell() // alignment) * alignment
     placed = {named: (start + at, shape, form) for named, (at, shape, form) in listed.items()}
-    return Header(start + end, values, architecture, placed)
+    return Header(start + end, values, architecture, placed, known)
 
 
 def _text(file: BinaryIO, number: Callable[[str], Any]) -> bytes:
@@ -94,16 +114,23 @@ def _text(file: BinaryIO, number: Callable[[str], Any]) -> bytes:
     return found
 
 
-def _value(file: BinaryIO, number: Callable[[str], Any], kind: int) -> Any:
-    """Of an array, which may be a whole vocabulary, only its length."""
+def _value(file: BinaryIO, numbers: Callable[[str], tuple[Any, ...]], kind: int, fact: Fact | None) -> Any:
+    """Changes the fact. Of an array, which may be a whole vocabulary, only its length; it is kept in a fact alone."""
+    kept = [] if fact is None else fact.parts
     if kind == TEXT:
-        return _text(file, number)
+        kept.append(_text(file, lambda form: numbers(form)[0]))
+        return kept[-1]
     if kind != ARRAY:
-        return number(SCALARS[kind])
-    inner, count = number("I"), number("Q")
-    if inner in SCALARS:
+        kept.append(numbers(SCALARS[kind]))
+        return kept[-1][0]
+    inner, count = numbers("I")[0], numbers("Q")[0]
+    if fact is not None:
+        fact.types.append(inner)
+    if inner not in SCALARS:
+        for _ in range(count):
+            _value(file, numbers, inner, fact)
+    elif fact is None:
         file.seek(count * struct.calcsize("<" + SCALARS[inner]), 1)
     else:
-        for _ in range(count):
-            _value(file, number, inner)
+        kept += [(value,) for value in numbers(f"{count}{SCALARS[inner]}")]
     return count

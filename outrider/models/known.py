@@ -26,6 +26,7 @@ import torch
 from outrider._version import __version__
 from outrider.models import embedded, quick_tokenizer
 from outrider.models.convert import cache_folder, check_memory, checksum
+from outrider.models.files.freed import give_back
 from outrider.models.files.skeleton import Skeleton, of_folder, of_gguf
 from outrider.models.load import (
     default_device,
@@ -105,6 +106,7 @@ def open_model(
         origin = Origin(identity, kind_of(loaded.model), parameters_of(loaded.model), load, built)
         loaded = replace(loaded, origin=origin)
     _note(identity, loaded)
+    give_back()  # what reading a vocabulary and importing a library for it leaves behind
     return loaded
 
 

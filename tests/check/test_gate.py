@@ -110,7 +110,10 @@ def test_bugs_are_planted_in_the_runtime_under_test(tiny_llama: LoadedModel, run
 
 @pytest.mark.usefixtures("small_enumeration")
 def test_evidence_is_complete(tiny_llama: LoadedModel) -> None:
-    report = check(tiny_llama, "draft-model", {"layers": 1}, size=TINY)
+    told: set[str] = set()
+    report = check(tiny_llama, "draft-model", {"layers": 1}, size=TINY, watch=lambda label, _: told.add(label))
+    assert {label.partition(": ")[0] for label in told} == set(gate.PROVES) - {"seeded"}
+    assert all(gate.proved(label).startswith(tuple(gate.PROVES.values())) for label in told)
     parts = {part["name"]: part["evidence"] for part in report.as_dict()["parts"]}
     greedy, martingale = parts["greedy"], parts["martingale"]
     assert sum(b["positions"] for b in greedy["margin_histogram"]) == greedy["positions"] == TINY.prompts * TINY.tokens

@@ -14,11 +14,12 @@ WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(ord("a"), ord("z") + 1)), "Ġ",
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def tiny_gguf_model() -> LlamaForCausalLM:
+def tiny_gguf_model(tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import InputError
 from outrider.models.files.tensors import Floats, Gguf, Safetensors, Tensors
-from outrider.models.gguf_file import check_whole
+from outrider.models.gguf_file import check_whole, read_header
 from outrider.models.quiet import quiet_transformers
 
 PICKED = 16  # values of a tensor that name it in a fingerprint
@@ -36,12 +39,17 @@ class Skeleton:
     def _names(self) -> dict[int, str]:
         return {id(module): name for name, module in self.model.named_modules()}
 
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return bool(self.model.config.tie_word_embeddings)
+
     def rows(self, module: nn.Module, low: int, high: int) -> Floats:
         """Rows of a module's matrix."""
+        if self.tied and module is self.model.get_output_embeddings():
+            module = self.model.get_input_embeddings()
         name = f"{self._names[id(module)]}.weight"
-        tied = name not in self.tensors.shapes  # the head is the embedding
-        place = f"{self._names[id(self.model.get_input_embeddings())]}.weight" if tied else name
-        return np.ascontiguousarray(self.tensors.rows(place, low, high), dtype=np.float32)
+        return np.ascontiguousarray(self.tensors.rows(name, low, high), dtype=np.float32)
 
     def fingerprint(self) -> str:
         def picked(name: str, weight: Tensor) -> Tensor:
@@ -86,7 +94,7 @@ def of_gguf(path: Path) -> Skeleton | None:
     from transformers import AutoConfig, AutoTokenizer
 
     check_whole(path)
-    with quiet_transformers():
+    with quiet_transformers(), _read_once():
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         if not _usual(config):
             return None
@@ -95,7 +103,23 @@ def of_gguf(path: Path) -> Skeleton | None:
         except InputError:
             return None
         config.tie_word_embeddings = "lm_head.weight" not in tensors.shapes
-        return _built(config, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), tensors, None)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    with quiet_transformers():
+        return _built(config, tokenizer, tensors, None)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """For the configuration and again for the tokenizer `transformers` reads the header, by a reader that makes arrays
+    of every token, which takes seconds and 500 MB; here by ours, once."""
+    import gguf
+
+    def read(path: str) -> Any:
+        header = read_header(Path(path), facts=True)
+        return SimpleNamespace(fields=header.facts, tensors=[SimpleNamespace(name=name) for name in header.tensors])
+
+    with patch.object(gguf, "GGUFReader", cache(read)):
+        yield
 
 
 def _usual(config: Any) -> bool:

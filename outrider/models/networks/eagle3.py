@@ -160,7 +160,10 @@ class Eagle3Layer(Saved):
     @classmethod
     def from_tensors(cls, shape: Eagle3Shape, tensors: Mapping[str, Tensor]) -> Eagle3Layer:
         """The inverse of `tensors`; KeyError or RuntimeError where these are not those of this shape."""
-        return cls(shape, stored_ids(tensors, shape.vocab)).filled(tensors)
+        ids = stored_ids(tensors, shape.vocab)
+        with torch.device("meta"):  # no time for weights that are replaced at once
+            made = cls(shape, ids)
+        return made.filled(tensors)
 
     def fuse(self, features: Tensor) -> Tensor:
         """[..., 3d] -> [..., d]: the state where the target has been."""

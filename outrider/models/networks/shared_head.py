@@ -23,7 +23,7 @@ class Saved(nn.Module):
 
     def filled(self, tensors: Mapping[str, Tensor]) -> Self:
         """Changes state: the weights are these, and frozen. RuntimeError where they are not those of this shape."""
-        self.load_state_dict({name: tensor for name, tensor in tensors.items() if name != MAP})
+        self.load_state_dict({name: tensor for name, tensor in tensors.items() if name != MAP}, assign=True)
         return self.requires_grad_(False)
 
 

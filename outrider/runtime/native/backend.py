@@ -31,7 +31,17 @@ from outrider.runtime.native.kernels.attention import MAX_QUERIES
 from outrider.runtime.native.kernels.products import Linear, PreparedRows
 from outrider.runtime.native.kernels.step import Batch, Outputs, Work, step
 from outrider.runtime.native.kernels.team import Team
-from outrider.runtime.native.model import BITS, as_held, held_of, read_by, recognise, weights_of, windows
+from outrider.runtime.native.model import (
+    BITS,
+    as_held,
+    held_of,
+    products,
+    read_by,
+    recognise,
+    rows_of,
+    weights_of,
+    windows,
+)
 from outrider.runtime.selftest import self_check
 from outrider.runtime.support import context_limit, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
@@ -69,11 +79,11 @@ class NativeBackend:
         """What a step of greedy decoding reads of the weights, in the form that they are held in."""
         screen = self._weights.screen
         read = self._weights._replace(head=screen.linear) if len(screen.margins) else self._weights
-        return sum(part.values.nbytes + part.scales.nbytes for part in read if isinstance(part, Linear))
+        return sum(part.values.nbytes + part.scales.nbytes for part in products(read))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the model reads for these tokens, [..., hidden]."""
-        return torch.from_numpy(self._weights.embedding)[tokens]
+        return rows_of(self._weights.embedding, tokens, len(self._weights.last))
 
     def slot_bytes(self, rows: int) -> int:
         return 0
@@ -111,7 +121,7 @@ class NativeBackend:
     def _room(self, rows: int) -> Work:
         """Arrays for steps of so many rows."""
         weights, sizes, team = self._weights, self._sizes, self._team.threads
-        hidden, inner, dim = weights.embedding.shape[1], self.held.inner, sizes.dim
+        hidden, inner, dim = len(weights.last), self.held.inner, sizes.dim
 
         def floats(*shape: int) -> NDArray[np.float32]:
             return np.zeros(shape, dtype=np.float32)
@@ -158,7 +168,7 @@ class NativeBackend:
         scored = sum(b.rows for b in blocks if b.scored(needs))
         if rows > len(self._work.x):
             self._work = self._room(1 << (rows - 1).bit_length())
-        width = self._weights.embedding.shape[1]
+        width = len(self._weights.last)
         team = self._team.threads if scored and needs.rounded and len(self._weights.screen.margins) else 0
         outputs = Outputs(
             np.empty((scored, self.vocab_size), dtype=np.float32),
@@ -182,8 +192,8 @@ class NativeBackend:
 
     def _batch(self, blocks: Sequence[Block], places: dict[int, int]) -> Batch:
         counts, tokens = [b.rows for b in blocks], np.concatenate([b.tokens[b.done :] for b in blocks])
-        if tokens.min() < 0 or tokens.max() >= len(self._weights.embedding):  # compiled code would not notice
-            raise InputError(f"a token is not one of the model's {len(self._weights.embedding)}")
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:  # compiled code would not notice
+            raise InputError(f"a token is not one of the model's {self.vocab_size}")
         sees = np.zeros((sum(counts), max(len(b.tokens) for b in blocks)), dtype=np.bool_)
         begin = 0
         for b in blocks:

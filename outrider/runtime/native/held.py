@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,15 +18,14 @@ from typing import Any, get_type_hints
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import Progress
 from torch import Tensor
 
-from outrider.models.convert import cache_folder, check_space, is_complete, kept
+from outrider.models.convert import cache_folder, is_complete
 from outrider.runtime.cache import LayerShape
 from outrider.runtime.native.kernels.step import Sizes, Weights
 from outrider.runtime.native.kernels.vectors import FLOATS, GROUP, HALVES, ROWS
 
-FORMAT = 1  # raised when weights of an earlier form must be packed again
+FORMAT = 2  # raised when weights of an earlier form must be packed again
 ARRAYS, FACTS = "weights.bin", "held.json"
 ALIGNED = mmap.ALLOCATIONGRANULARITY
 PIECE = 512  # positions whose cosines and sines are worked out together
@@ -112,6 +111,10 @@ class Writer:
     def add(self, name: str, array: NDArray[Any]) -> None:
         self.stream(name, array.dtype, [array])
 
+    def same(self, name: str, other: str) -> None:
+        """An array that is another one by a second name."""
+        self.index[name] = self.index[other]
+
     def stream(self, name: str, kind: Any, parts: Iterable[NDArray[Any]], layers: int = 0) -> None:
         """An array in stretches of its first dimension; with `layers` in so many equal ones of a dimension more."""
         self._file.seek(-(-self._file.tell() // ALIGNED) * ALIGNED)
@@ -123,25 +126,8 @@ class Writer:
         self.index[name] = {"at": at, "shape": [*whole, *shape], "kind": np.dtype(kind).str}
 
 
-def write(folder: Path, held: Held, about: dict[str, Any]) -> None:
-    """Changes the cache. `about` is for those who look at what lies there."""
-
-    def fill(made: Path, _: Path, progress: Progress) -> str:
-        task = progress.add_task("keeping the weights in the form that steps read", total=None)
-        arrays = dict(_arrays(held.weights))
-        check_space(made, sum(a.nbytes + ALIGNED for a in arrays.values()), "keeping the weights")
-        with Writer(made / ARRAYS) as writer:
-            for name, array in arrays.items():
-                writer.add(name, array)
-        write_facts(made, held, writer.index, about)
-        progress.remove_task(task)
-        return str(about.get("model", ""))
-
-    kept(folder, fill)
-
-
 def write_facts(made: Path, held: Held, index: dict[str, Any], about: dict[str, Any]) -> None:
-    """Changes the folder: all but the arrays."""
+    """Changes the folder: all but the arrays. `about` is for those who look at what lies there."""
     assert isinstance(held.rotary, Rotary), "another rule is code, which is not kept"
     facts = {
         "sizes": held.sizes._asdict(), "layers": held.layers, "vocabulary": held.vocabulary, "inner": held.inner,
@@ -161,6 +147,14 @@ def mapped(path: Path, index: dict[str, Any]) -> Weights:
     return weights
 
 
+def unread(array: Any) -> None:
+    """Changes nothing but memory: pages of a file that an array is mapped to leave it until they are read again."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        array.madvise(mmap.MADV_DONTNEED)
+
+
 def read(folder: Path) -> Held | None:
     """What lies there, mapped; None where it is not complete."""
     if not is_complete(folder):
@@ -175,15 +169,6 @@ def read(folder: Path) -> Held | None:
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _arrays(part: Any, name: str = "") -> Iterator[tuple[str, NDArray[Any]]]:
-    """Those of named tuples in each other, by their paths."""
-    for field, value in part._asdict().items():
-        if isinstance(value, tuple):
-            yield from _arrays(value, f"{name}{field}.")
-        else:
-            yield f"{name}{field}", value
 
 
 def _weights(kind: type[Any], name: str, index: dict[str, Any], mapped: NDArray[np.uint8]) -> Any:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.core.errors import UnsupportedModel
-from outrider.runtime.native.held import Held
-from outrider.runtime.native.kernels.linear import pack, unpack
-from outrider.runtime.native.kernels.products import Linear
+from outrider.runtime.native.held import Held, unread
+from outrider.runtime.native.kernels.linear import pack, unpack, unpacked_rows
+from outrider.runtime.native.kernels.products import Linear, single
 from outrider.runtime.native.kernels.screen import no_screen, screen_of
 from outrider.runtime.native.kernels.step import Sizes, Weights
 from outrider.runtime.native.kernels.vectors import FLOATS, GROUP, ROWS
@@ -38,7 +38,7 @@ PARTS = {
     "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"},
 }
-SOME = 512 * ROWS  # rows that are made float32 together
+SOME = 1 << 19  # weights that are made float32 together
 BITS = {"float32": 32, "int8": 8, "int4": 4}  # of weights, by precision
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})  # may stand beside the products of attention
 
@@ -104,11 +104,14 @@ def windows(model: Any) -> NDArray[np.int64]:
 
 @torch.inference_mode()
 def weights_of(model: Any, bits: int) -> Weights:
-    """Copies, but for the embedding."""
-    layers = list(model.model.layers)
+    """Copies."""
+    layers, embedding = list(model.model.layers), model.model.embed_tokens
     attention, head = [layer.self_attn for layer in layers], model.lm_head
+    *products, of_head = places(model)
+    linears = [*(_linear(of_layers, bits) for of_layers in products), _linear(of_head, table_bits(bits))]
+    tied = head.weight is embedding.weight
     return Weights(
-        _array(model.model.embed_tokens.weight),
+        table_of(linears[-1]) if tied else single(pack(_array(embedding.weight), table_bits(bits))),
         norms([layer.input_layernorm for layer in layers]),
         norms([layer.post_attention_layernorm for layer in layers]),
         _array(model.model.norm.weight),
@@ -116,8 +119,18 @@ def weights_of(model: Any, bits: int) -> Weights:
         norms([getattr(a, "k_norm", None) for a in attention]),
         windows(model),
         screen_of(_array(head.weight)) if bits == 32 and head.bias is None else no_screen(),
-        *(_linear(of_layers, bits) for of_layers in places(model)),
+        *linears,
     )
+
+
+def table_bits(bits: int) -> int:
+    """Of embedding and head, by those of the other weights: a head of four bits is what moves logits most."""
+    return max(bits, 8)
+
+
+def table_of(head: Linear) -> Linear:
+    """The embedding of a model whose head it is."""
+    return head._replace(bias=np.zeros((1, 0), np.float32))
 
 
 def held_of(model: Any, weights: Weights, sizes: Sizes, facts: ModelFacts) -> Held:
@@ -141,11 +154,17 @@ def read_by(linear: Linear) -> tuple[type, int, int]:
     return np.int16, groups * GROUP, groups if linear.values.dtype == np.uint8 else 0
 
 
+def rows_of(linear: Linear, tokens: Tensor, width: int) -> Tensor:
+    """Rows of an embedding, [..., width]."""
+    rows = unpacked_rows(linear.values[0], linear.scales[0], tokens.reshape(-1).numpy())
+    return torch.from_numpy(rows[:, :width]).reshape(*tokens.shape, width)
+
+
 def as_held(model: Any, weights: Weights) -> AbstractContextManager[None]:
     """The model with the weights that the step holds, for the length of a check."""
-    linears = [part for part in weights if isinstance(part, Linear)]
-    replacements = []
-    for linear, layers in zip(linears, places(model), strict=True):
+    table = partial(rows_of, weights.embedding, width=len(weights.last))
+    replacements = [Replacement(vars(model.get_input_embeddings()), "forward", table)]
+    for linear, layers in zip(products(weights), places(model), strict=True):
         for layer, modules in enumerate(layers):
             begin = 0
             for module in modules:
@@ -155,17 +174,24 @@ def as_held(model: Any, weights: Weights) -> AbstractContextManager[None]:
     return replaced(replacements)
 
 
+def products(weights: Weights) -> list[Linear]:
+    """Those of `places`."""
+    return [weights.qkv, weights.out, weights.gate, weights.up, weights.down, weights.head]
+
+
 def _forward(module: nn.Linear, linear: Linear, layer: int, begin: int, x: Tensor) -> Tensor:
     """Some rows at a time: a head of a large vocabulary would take more memory in float32 than all of the model."""
-    out, end = [], begin + module.out_features
-    for low in range(begin, end, SOME):
-        high = min(low + SOME, end)
+    out, end = x.new_empty(*x.shape[:-1], module.out_features), begin + module.out_features
+    some = max(SOME // module.in_features // ROWS, 1) * ROWS
+    for low in range(begin, end, some):
+        high = min(low + some, end)
         blocks, scales = slice(low // ROWS, -(-high // ROWS)), linear.scales[layer]
         part = scales[low:high] if linear.values.dtype == np.int8 else scales[blocks]
         rows = unpack(linear.values[layer, blocks], part)[: high - low, : module.in_features]
         bias = None if module.bias is None else module.bias[low - begin : high - begin]
-        out.append(functional.linear(x, torch.from_numpy(rows), bias))
-    return torch.cat(out, -1)
+        out[..., low - begin : high - begin] = functional.linear(x, torch.from_numpy(rows), bias)
+    unread(linear.values)
+    return out
 
 
 def places(model: Any) -> list[list[list[nn.Linear]]]:

@@ -6,7 +6,8 @@ it in the place of its matrices, and the step must say the same. Only then does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,23 @@ from torch import nn
 
 from outrider.core.errors import UnsupportedModel
 from outrider.models.convert import check_memory, check_space, kept
+from outrider.models.files.freed import give_back
 from outrider.models.files.phases import phase
 from outrider.models.files.skeleton import Skeleton
+from outrider.models.known import parameters_of
 from outrider.runtime.native import held
 from outrider.runtime.native.backend import NativeBackend
+from outrider.runtime.native.compiling import compiled_meanwhile
 from outrider.runtime.native.held import ARRAYS, Writer, mapped
 from outrider.runtime.native.kernels.linear import pack
-from outrider.runtime.native.kernels.screen import Screen, no_screen, screen_of
+from outrider.runtime.native.kernels.screen import screen_rows
 from outrider.runtime.native.kernels.step import Weights
 from outrider.runtime.native.kernels.vectors import ROWS
-from outrider.runtime.native.model import BITS, biases, held_of, norms, places, recognise, windows
+from outrider.runtime.native.model import BITS, biases, held_of, norms, places, recognise, table_bits, windows
 from outrider.runtime.slots import SlotTarget
 from outrider.runtime.support import refuse_unsupported
 
-SOME = 512 * ROWS  # rows of a matrix that are packed together
+SOME = 1 << 19  # weights that are packed together
 PRODUCTS = ("qkv", "out", "gate", "up", "down", "head")
 
 
@@ -41,12 +45,16 @@ def pack_files(folder: Path, skeleton: Skeleton, precision: str, about: dict[str
     def fill(made: Path, _: Path, progress: Progress) -> str:
         check_space(made, _size(skeleton.model, BITS[precision]), f"packing {about['model']} for the runtime native")
         task = progress.add_task(f"packing {about['model']} in {precision}", total=_rows(skeleton.model))
-        with phase("pack"), Writer(made / ARRAYS) as writer:
-            _write(writer, skeleton, BITS[precision], progress, task)
+        with compiled_meanwhile(precision, parameters_of(skeleton.model)):
+            with phase("pack"), Writer(made / ARRAYS) as writer:
+                _write(writer, skeleton, BITS[precision], progress, task)
+            give_back()
+            progress.update(task, description="compiling the steps for this machine", total=None)
         progress.update(task, description="checking the steps against the model", total=None)
         with phase("check"):
             finished = checked(skeleton.model, mapped(made / ARRAYS, writer.index), precision)
         held.write_facts(made, finished, writer.index, about)
+        give_back()
         progress.remove_task(task)
         return str(about["model"])
 
@@ -60,7 +68,9 @@ def checked(model: Any, weights: Weights, precision: str) -> held.Held:
     from outrider.runtime.native.model import as_held
     from outrider.runtime.probe import probe
 
-    model.get_input_embeddings().weight = nn.Parameter(torch.from_numpy(weights.embedding), requires_grad=False)
+    embedding = model.get_input_embeddings()
+    zeros = torch.zeros(()).expand(embedding.weight.shape)  # a model says by its first weight where it is
+    embedding.weight = nn.Parameter(zeros, requires_grad=False)
     with as_held(model, weights):
         facts = probe(model)
     found = held_of(model, weights, recognise(model, facts), facts)
@@ -75,46 +85,68 @@ def _write(writer: Writer, skeleton: Skeleton, bits: int, progress: Progress, ta
     model = skeleton.model
     layers = list(model.model.layers)
     attention, head = [layer.self_attn for layer in layers], model.lm_head
-    writer.stream("embedding", np.float32, _matrix(skeleton, model.get_input_embeddings()))
     writer.add("before_attention", norms([layer.input_layernorm for layer in layers]))
     writer.add("before_mlp", norms([layer.post_attention_layernorm for layer in layers]))
     writer.add("last", norms([model.model.norm])[0])
     writer.add("query_norm", norms([getattr(a, "q_norm", None) for a in attention]))
     writer.add("key_norm", norms([getattr(a, "k_norm", None) for a in attention]))
     writer.add("windows", windows(model))
-    screen = no_screen()
-    if bits == 32 and head.bias is None:
-        screen = screen_of(np.concatenate(list(_matrix(skeleton, head))))
-    _add_screen(writer, screen)
+    _write_screen(writer, _matrix(skeleton, head) if bits == 32 and head.bias is None else None)
+    advance = partial(progress.advance, task)
     for name, of_layers in zip(PRODUCTS, places(model), strict=True):
-        scales: list[list[NDArray[Any]]] = []
-
-        def packed(of_layers: Sequence[Sequence[nn.Linear]] = of_layers, scales: Any = scales) -> Iterator[Any]:
-            for modules in of_layers:
-                scales.append([])
-                for module in modules:
-                    for rows in _matrix(skeleton, module):
-                        part = pack(rows, bits)
-                        scales[-1].append(part.scales)
-                        yield part.values
-                        progress.advance(task, len(rows))
-
-        writer.stream(f"{name}.values", None, packed(), len(of_layers))
-        writer.add(f"{name}.scales", np.stack([np.concatenate(of_layer) for of_layer in scales]))
+        _write_product(writer, name, skeleton, of_layers, table_bits(bits) if name == "head" else bits, advance)
         writer.add(f"{name}.bias", biases(of_layers))
+    if skeleton.tied:
+        writer.same("embedding.values", "head.values")
+        writer.same("embedding.scales", "head.scales")
+    else:
+        _write_product(writer, "embedding", skeleton, [[model.get_input_embeddings()]], table_bits(bits))
+    writer.add("embedding.bias", np.zeros((1, 0), np.float32))
 
 
-def _add_screen(writer: Writer, screen: Screen) -> None:
-    for field, array in screen.linear._asdict().items():
-        writer.add(f"screen.linear.{field}", array)
-    writer.add("screen.margins", screen.margins)
+def _write_product(
+    writer: Writer, name: str, skeleton: Skeleton, of_layers: Sequence[Sequence[nn.Module]], bits: int,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:  # fmt: skip
+    scales: list[list[NDArray[Any]]] = []
+
+    def packed() -> Iterator[NDArray[Any]]:
+        for modules in of_layers:
+            scales.append([])
+            for module in modules:
+                for rows in _matrix(skeleton, module):
+                    part = pack(rows, bits)
+                    scales[-1].append(part.scales)
+                    yield part.values
+                    advance(len(rows))
+
+    writer.stream(f"{name}.values", None, packed(), len(of_layers))
+    writer.add(f"{name}.scales", np.stack([np.concatenate(of_layer) for of_layer in scales]))
+
+
+def _write_screen(writer: Writer, head: Iterable[NDArray[np.float32]] | None) -> None:
+    scales: list[NDArray[Any]] = []
+    margins: list[NDArray[Any]] = []
+
+    def values() -> Iterator[NDArray[Any]]:
+        for rows in [np.zeros((1, 1), np.float32)] if head is None else head:
+            part, *rest = screen_rows(rows)
+            scales.append(rest[0])
+            margins.append(rest[1])
+            yield part
+
+    writer.stream("screen.linear.values", None, values(), 1)
+    writer.add("screen.linear.scales", np.concatenate(scales)[None])
+    writer.add("screen.linear.bias", np.zeros((1, 0), np.float32))
+    writer.add("screen.margins", margins[0][:0] if head is None else np.concatenate(margins))
 
 
 def _matrix(skeleton: Skeleton, module: nn.Module) -> Iterator[NDArray[np.float32]]:
     """Of a module, some rows at a time."""
-    count = len(module.weight)  # type: ignore[arg-type]
-    for low in range(0, count, SOME):
-        yield skeleton.rows(module, low, min(low + SOME, count))
+    count, columns = module.weight.shape  # type: ignore[misc, union-attr]
+    some = max(SOME // columns // ROWS, 1) * ROWS
+    for low in range(0, count, some):
+        yield skeleton.rows(module, low, min(low + some, count))
 
 
 def _rows(model: Any) -> int:
@@ -123,5 +155,8 @@ def _rows(model: Any) -> int:
 
 def _size(model: Any, bits: int) -> int:
     """Bytes on the disk, about."""
-    weights = sum(m.weight.numel() for of_layers in places(model) for modules in of_layers for m in modules)
-    return 4 * model.get_input_embeddings().weight.numel() + weights * (bits + bits % 8 + 1) // 8 + (1 << 20)
+    weights = sum(m.weight.numel() for of_layers in places(model)[:-1] for modules in of_layers for m in modules)
+    table = model.get_input_embeddings().weight.numel()
+    tables = table * (1 if model.config.tie_word_embeddings else 2) * table_bits(bits) // 8
+    screen = table if bits == 32 else 0
+    return tables + screen + weights * (bits + bits % 8 // 2) // 8 + (1 << 20)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from transformers import LlamaForCausalLM
+from transformers.integrations.ggml import _gguf_parse_value
 
 import outrider
 from outrider.core.errors import UnsupportedModel
 from outrider.models import known
 from outrider.models.files import tensors
 from outrider.models.files.skeleton import Skeleton, of_folder, of_gguf
+from outrider.models.gguf_file import read_header
 from outrider.models.known import open_model
 from outrider.models.load import fingerprint, load_model
 from outrider.runtime.native import held, packing
@@ -25,10 +29,10 @@ from tests.models.tiny_gguf import tiny_gguf_model, write_gguf
 ABOUT = {"model": "tiny"}
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "quantised"])
+@pytest.fixture(params=["whole", "quantised", "tied"])
 def gguf(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_gguf(tiny_gguf_model(), tmp_path / "tiny.gguf", packed=request.param)
+    write_gguf(tiny_gguf_model(request.param == "tied"), tmp_path / "tiny.gguf", packed=request.param == "quantised")
     return tmp_path / "tiny.gguf"
 
 
@@ -36,6 +40,15 @@ def built(path: Path) -> Skeleton:
     made = of_gguf(path)
     assert made is not None
     return made
+
+
+def arrays(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Those of named tuples in each other, by their paths."""
+    for field, value in part._asdict().items():
+        if isinstance(value, tuple):
+            yield from arrays(value, f"{name}{field}.")
+        else:
+            yield f"{name}{field}", value
 
 
 def test_any_rows_of_a_gguf_file_are_those_of_the_model(gguf: Path) -> None:
@@ -66,16 +79,42 @@ def test_packed_from_files_is_packed_from_the_model(gguf: Path, tmp_path: Path, 
     pack_files(tmp_path / "packed", built(gguf), precision, ABOUT)
     found = held.read(tmp_path / "packed")
     assert found is not None
-    wanted = dict(held._arrays(weights_of(load_model(gguf, device="cpu").model, bits)))
-    mine = dict(held._arrays(found.weights))
+    wanted = dict(arrays(weights_of(load_model(gguf, device="cpu").model, bits)))
+    mine = dict(arrays(found.weights))
     assert mine.keys() == wanted.keys()
     for name, array in wanted.items():
         assert mine[name].dtype == array.dtype and np.array_equal(mine[name], array), name
 
 
-def test_a_large_matrix_is_packed_in_stretches(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "SOME", 8)
-    test_packed_from_files_is_packed_from_the_model(gguf, tmp_path, 8)
+@pytest.mark.parametrize("bits", [8, 32])
+def test_a_large_matrix_is_packed_in_stretches(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    monkeypatch.setattr(packing, "SOME", 8 * 32)
+    test_packed_from_files_is_packed_from_the_model(gguf, tmp_path, bits)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+def test_an_embedding_that_is_the_head_lies_on_the_disk_once(gguf: Path, tmp_path: Path, precision: str) -> None:
+    skeleton = built(gguf)
+    pack_files(tmp_path / "packed", skeleton, precision, ABOUT)
+    weights = held.read(tmp_path / "packed").weights  # type: ignore[union-attr]
+    assert np.shares_memory(weights.embedding.values, weights.head.values) == skeleton.tied
+    assert weights.embedding.values.dtype == (np.float32 if precision == "float32" else np.int8)
+
+
+def test_a_header_is_read_as_transformers_reads_it(gguf: Path) -> None:
+    theirs, mine = GGUFReader(gguf), read_header(gguf, facts=True)
+
+    def values(field: Any) -> list[Any]:
+        return [_gguf_parse_value(field.parts[at], field.types) for at in field.data]
+
+    names = [name for name in theirs.fields if not name.startswith("GGUF.")]  # what its reader adds
+    assert list(mine.facts) == names and "tokenizer.ggml.merges" in names
+    for name in names:
+        assert values(mine.facts[name]) == values(theirs.fields[name]), name
+    assert list(mine.tensors) == [tensor.name for tensor in theirs.tensors]
+    assert not read_header(gguf).facts
 
 
 def test_weights_that_are_packed_wrongly_do_not_pass_and_are_not_kept(

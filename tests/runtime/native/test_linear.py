@@ -28,7 +28,10 @@ from outrider.runtime.native.kernels.linear import (
     pack_int8,
     quantize,
     share,
+    unpack,
+    unpacked_rows,
 )
+from outrider.runtime.native.kernels.products import look_up, single
 
 shapes = st.tuples(st.integers(1, 70), st.integers(1, 200), st.integers(1, 18))  # weights' rows, columns, rows
 seeds = st.integers(0, 2**32 - 1)
@@ -162,3 +165,17 @@ np.savez({str(tmp_path / "out.npz")!r}, **{{str(bits): product(pack(normal(0, 10
         assert np.array_equal(found["8"], product(pack(normal(0, 10, 100), 8), x))
         for bits in (4, 32):
             assert np.allclose(found[str(bits)], product(pack(normal(0, 10, 100), bits), x), atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 32])
+def test_rows_are_looked_up_as_they_stand_in_the_matrix(bits: int) -> None:
+    weight = np.random.default_rng(5).normal(size=(23, 70)).astype(np.float32)
+    packed, rows = pack(weight, bits), np.array([22, 0, 7, 7, 5])
+    whole = unpack(packed.values, packed.scales)
+    assert np.array_equal(unpacked_rows(packed.values, packed.scales, rows), whole[rows])
+    if bits == 4:  # of such no embedding is made
+        return
+    for row in rows:
+        out = np.full(70, np.nan, np.float32)
+        look_up(single(packed), row, out)
+        assert np.array_equal(out, whole[row, :70])

@@ -99,7 +99,19 @@ def unpack(values: NDArray[Any], scales: NDArray[Any]) -> Floats:
         scale, minimum = np.split(affine.astype(np.float32).reshape(blocks, groups, 2 * ROWS, 1), 2, axis=2)
         split = np.concatenate([split & 15, split >> 4], 3) * scale + minimum
     dense: Floats = split.transpose(0, 2, 1, 3).reshape(blocks * ROWS, -1).astype(np.float32)
-    return dense * np.pad(scales, (0, len(dense) - len(scales)))[:, None] if values.dtype == np.int8 else dense
+    if values.dtype == np.int8:
+        dense *= np.pad(scales, (0, len(dense) - len(scales)))[:, None]
+    return dense
+
+
+def unpacked_rows(values: NDArray[Any], scales: NDArray[Any], rows: NDArray[np.int64]) -> Floats:
+    """Some rows [R] of that matrix, [R, padded]."""
+    blocks = rows // ROWS
+    if values.dtype == np.int8:
+        scales = scales.reshape(-1, ROWS)[blocks].reshape(-1)
+    elif values.dtype == np.uint8:
+        scales = scales[blocks]
+    return unpack(values[blocks], scales)[np.arange(len(rows)) * ROWS + rows % ROWS]
 
 
 @compiled

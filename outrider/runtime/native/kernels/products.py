@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from outrider.core.numeric.compiled import compiled
 from outrider.core.numeric.numbers import copy
 from outrider.runtime.native.kernels.linear import (
+    Packed,
     group_sums,
     multiply,
     multiply_float,
@@ -20,6 +21,7 @@ from outrider.runtime.native.kernels.linear import (
     multiply_int4,
     quantize,
 )
+from outrider.runtime.native.kernels.vectors import FLOATS, GROUP, ROWS
 
 Floats = NDArray[np.float32]
 
@@ -30,6 +32,11 @@ class Linear(NamedTuple):
     values: NDArray[Any]  # [L, ...] as `linear.pack` makes them
     scales: NDArray[Any]  # [L, ...] likewise
     bias: Floats  # [L, N]; [L, 0]: none
+
+
+def single(packed: Packed) -> Linear:
+    """Of one layer, without bias."""
+    return Linear(packed.values[None], packed.scales[None], np.zeros((1, 0), np.float32))
 
 
 class PreparedRows(NamedTuple):
@@ -70,6 +77,16 @@ def product_again(
     _multiply_again(linear.values[layer], rows.q[copy], out, block, row)
 
 
+@compiled
+def look_up(linear: Linear, row: int, out: Floats) -> None:
+    """out [K] = a row of weights of one layer, as `linear.unpack` has it."""
+    _unpack(linear.values[0], linear.scales[0], row, out)
+
+
+def _unpack(values: NDArray[Any], scales: NDArray[Any], row: int, out: Floats) -> None:
+    """Compiled code only."""
+
+
 def _round(x: Floats, q: NDArray[Any], scales: Floats, low: int, high: int) -> None:
     """Compiled code only."""
 
@@ -83,6 +100,21 @@ def _multiply(
 
 def _multiply_again(values: NDArray[Any], q: NDArray[Any], out: Floats, block: int, row: int) -> None:
     """Compiled code only."""
+
+
+@overload(_unpack)  # type: ignore[untyped-decorator]
+def _unpacks(values: Any, scales: Any, row: Any, out: Any) -> Callable[..., None]:
+    def floats(values: Any, scales: Any, row: Any, out: Any) -> None:
+        block, first = values[row // ROWS], row % ROWS * FLOATS
+        for k in range(len(out)):
+            out[k] = block[k // FLOATS, first + k % FLOATS]
+
+    def eight(values: Any, scales: Any, row: Any, out: Any) -> None:
+        block, first, scale = values[row // ROWS], row % ROWS * GROUP, scales[row]
+        for k in range(len(out)):
+            out[k] = np.float32(block[k // GROUP, first + k % GROUP]) * scale
+
+    return {types.float32: floats, types.int8: eight}[values.dtype]
 
 
 @overload(_round)  # type: ignore[untyped-decorator]

@@ -41,20 +41,22 @@ class Screen(NamedTuple):
 
 def screen_of(weight: Floats) -> Screen:
     """Of weights [V, K]."""
-    packed = pack(weight, 8)
-    size, moved = np.empty(packed.rows), np.empty(packed.rows)
-    for low in range(0, packed.rows, SOME):
-        part, blocks = slice(low, low + SOME), slice(low // ROWS, (low + SOME) // ROWS)
-        exact = weight[part].astype(np.float64)
-        near = unpack(packed.values[blocks], packed.scales[part])[: len(exact), : packed.columns]
-        size[part], moved[part] = np.linalg.norm(exact, axis=1), np.linalg.norm(exact - near, axis=1)
+    parts = [screen_rows(weight[low : low + SOME]) for low in range(0, len(weight), SOME)]
+    values, scales, margins = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Screen(Linear(values[None], scales[None], np.zeros((1, 0), np.float32)), margins)
+
+
+def screen_rows(weight: Floats) -> tuple[NDArray[np.int8], Floats, Floats]:
+    """Of some of the rows, a multiple of ROWS unless they are the last: their values, scales and margins."""
+    packed, exact = pack(weight, 8), weight.astype(np.float64)
+    near = unpack(packed.values, packed.scales)[: packed.rows, : packed.columns]
+    size, moved = np.linalg.norm(exact, axis=1), np.linalg.norm(exact - near, axis=1)
     columns = packed.padded
     # Whole numbers for the row are off by half a unit each (and a hundredth for the float32 that they come from), and
     # every sum in float32, the exact product's among them, by a rounding for each of its terms.
     rounding = 0.51 * np.sqrt(columns) / finest(columns) + 2 * (columns + 64) * _UNIT
     margins = (moved + rounding * (size + moved)) * (1 + (columns + 64) * _UNIT)
-    upwards = np.nextafter(margins.astype(np.float32), np.float32(np.inf))
-    return Screen(Linear(packed.values[None], packed.scales[None], np.zeros((1, 0), np.float32)), upwards)
+    return packed.values, packed.scales, np.nextafter(margins.astype(np.float32), np.float32(np.inf))
 
 
 def no_screen() -> Screen:

@@ -17,7 +17,7 @@ from outrider.core.numeric.llvm import apart
 from outrider.core.numeric.numbers import copy, gate, norm, rotate
 from outrider.runtime.native.kernels.attention import BLOCK, MAX_QUERIES, attend, block_of
 from outrider.runtime.native.kernels.linear import share
-from outrider.runtime.native.kernels.products import Linear, PreparedRows, prepare, product
+from outrider.runtime.native.kernels.products import Linear, PreparedRows, look_up, prepare, product
 from outrider.runtime.native.kernels.screen import Screen, screened
 from outrider.runtime.native.kernels.team import barrier
 
@@ -26,7 +26,7 @@ FEW = 4  # rows: waiting for a share of the work costs more than doing all of it
 
 
 class Weights(NamedTuple):
-    embedding: Floats  # [V, hidden]
+    embedding: Linear  # of one layer, of 32 or 8 bits; where they are tied, the arrays of the head
     before_attention: Floats  # [L, hidden]: norms
     before_mlp: Floats  # [L, hidden]
     last: Floats  # [hidden]
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     gate: Linear
     up: Linear
     down: Linear
-    head: Linear  # of one layer
+    head: Linear  # of one layer, likewise
 
 
 class Sizes(NamedTuple):
@@ -106,7 +106,7 @@ def step(
     few = rows <= FEW
     first, last = rows * me // threads, rows * (me + 1) // threads
     for row in range(first, last):
-        copy(weights.embedding[batch.tokens[row]], x[row])
+        look_up(weights.embedding, batch.tokens[row], x[row])
     barrier(sync, threads)
     for layer in range(len(weights.windows)):
         _keep(x, batch.taken[layer], outputs.hidden, first, last)
