@@ -119,7 +119,7 @@ def _times(
 def stored(
     target: Target, model: str, runtime: str, folder: Path | None = None, fresh: bool = False,
     rows: Sequence[int] = ROWS, batches: Sequence[int] = (1,), contexts: Sequence[int] = (128,), repeats: int = 5,
-    measuring: AbstractContextManager[None] = nullcontext(),
+    measuring: AbstractContextManager[None] = nullcontext(), clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:  # fmt: skip
     """The curve kept for this model on this machine; measured and stored where there is none, or `fresh` asks for it.
 
@@ -137,7 +137,7 @@ def stored(
     if not fresh and (curve := _read(path, identity)) is not None:
         return curve
     with measuring:
-        curve = measure(target, rows, batches, contexts, repeats)
+        curve = measure(target, rows, batches, contexts, repeats, clock)
     if curve.disturbed:
         log.warning("the machine was busy while steps were timed; they will be timed again at the next start")
         return curve

@@ -316,10 +316,10 @@ class Goodput:
 
     def _rest(self, batch: int) -> int:
         """Steps in which nothing is to be drafted; a size that ran beside prompts only is like the nearest."""
-        own = self._backoff(batch)
-        judged = [size for size, backoff in self._backoffs.items() if backoff.known]
-        if own.resting or own.known or not judged:
-            return own.resting
+        backoff = self._backoff(batch)
+        judged = [size for size, one in self._backoffs.items() if one.known]
+        if backoff.resting or backoff.known or not judged:
+            return backoff.resting
         return self._backoffs[min(judged, key=lambda size: abs(size - batch))].resting
 
     def _backoff(self, batch: int) -> Backoff:

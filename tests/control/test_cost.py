@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_slots_are_given_back_when_the_target_fails() -> None:
 
 def test_a_stored_curve_is_read_again_and_belongs_to_one_model_and_runtime(tmp_path) -> None:
     target = ToyTarget(ToyLM(5))
-    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1}
+    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1, "clock": itertools.count().__next__}
     first = stored(target, "model-a", "eager", tmp_path, **sizes)
     runs = target.forwards
     assert stored(target, "model-a", "eager", tmp_path, **sizes) == first and target.forwards == runs
@@ -105,7 +106,7 @@ def test_a_stored_curve_is_read_again_and_belongs_to_one_model_and_runtime(tmp_p
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"curve": {}}', "cut", "other"])
 def test_a_damaged_file_is_measured_again(tmp_path, damage: str) -> None:
     target = ToyTarget(ToyLM(5))
-    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1}
+    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1, "clock": itertools.count().__next__}
     stored(target, "model-a", "eager", tmp_path, **sizes)
     (path,) = tmp_path.iterdir()
     kept = json.loads(path.read_text())
