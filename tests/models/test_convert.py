@@ -199,8 +199,10 @@ def unavailable(scratch: Path) -> Path:
 
 
 @pytest.fixture
-def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor a file that an earlier start has fetched."""
     monkeypatch.setattr(embedded, "MODULE", "no_such_package_anywhere")
+    monkeypatch.setattr(embedded, "cache_folder", lambda: tmp_path / "nothing-fetched")
 
 
 @pytest.mark.usefixtures("no_package")
