@@ -8,7 +8,7 @@ SLOW    ?=
 # One thread a process: the test workers are the parallelism.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: setup demo test test-slow lint format docs clean
+.PHONY: setup demo test test-slow lint format pages docs clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What is written from the program and from results: methods, commands, tables.
+pages: setup
+	for script in methods commands results; do $(BIN)/python docs/scripts/$$script.py; done
 
 # The site, strictly, into build/site.
 docs: setup

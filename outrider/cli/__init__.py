@@ -14,7 +14,7 @@ import typer
 
 from outrider._version import __version__
 from outrider.cli.expand import expand
-from outrider.cli.shell import FORCE, Shell, prepare
+from outrider.cli.shell import FORCE, Shell, fit_help, prepare
 
 # A new command: its file, and its name here.
 USE, MEASURE, MAKE, KEEP = "Use a model", "Measure and prove", "Train, index and export", "This machine"
@@ -61,4 +61,5 @@ def _outrider(
 def main() -> None:
     """The console script."""
     gc.set_threshold(100_000, 50, 100)  # starting makes many objects that all stay: looking for others is a sixth of it
+    fit_help(app)
     app(prog_name="outrider")

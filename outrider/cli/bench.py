@@ -25,7 +25,12 @@ def run(
         typer.Option("--suite", help="synthetic, built-in, spec_bench[:FILE], long:TEXT, traffic:TEXT, FILE.jsonl."),
     ] = None,
     systems: Annotated[
-        str, typer.Option("--systems", help="Methods, peers, PEER:MODE; or methods, peers, all.")
+        str,
+        typer.Option(
+            "--systems",
+            help="Methods, peers, PEER:MODE; or methods, peers, all.",
+            show_default="plain, prompt-lookup, draft-model, transformers",
+        ),
     ] = "plain,prompt-lookup,draft-model,transformers",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,4,16.")] = "1",
     temperature: Annotated[str, typer.Option("--temperature", "-t", help="Temperatures, as in 0,1.")] = "0",

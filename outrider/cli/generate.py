@@ -118,7 +118,8 @@ def _painter(engine: Any, params: SamplingParams) -> Painter:
 
 
 def _colours() -> bool:
-    return out().color_system is not None
+    console = out()
+    return console.color_system is not None and not console.no_color
 
 
 def _untangle(prompt: str | None, file: str | None, json: str | None) -> tuple[str | None, str | None]:

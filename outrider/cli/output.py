@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from outrider._version import __version__
 from outrider.cli.shell import STDOUT, forced
@@ -38,14 +41,36 @@ Json = Annotated[
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="A page with plots, of one file.")]
 
 
+class FittingConsole(Console):
+    """Shows a table line by line where the terminal is too narrow for its words, instead of cutting them off."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(self._fitted(one) if isinstance(one, Table) else one for one in objects), **options)
+
+    def _fitted(self, table: Table) -> RenderableType:
+        for column in table.columns:
+            column.overflow = "fold"
+        if Measurement.get(self, self.options.update(max_width=FILE_WIDTH * 10), table).minimum <= self.width:
+            return table
+        lines: list[RenderableType] = [table.title] if table.title else []
+        for cells in zip(*(column.cells for column in table.columns), strict=True):
+            for i, (column, cell) in enumerate(zip(table.columns, cells, strict=True)):
+                text = self.render_str(cell) if isinstance(cell, str) else cell
+                if text:
+                    head = Text(f"{column.header}: " if column.header else "", style="dim", overflow="fold")
+                    line = head.append_text(text) if isinstance(text, Text) else Group(head, text)
+                    lines.append(Padding(line, (0, 0, 0, 2 * (i > 0))))
+        return Group(*lines)
+
+
 def out() -> Console:
     """Results. Made when needed, so that a redirected standard output is seen; a file has room for wide tables."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    return FittingConsole(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def err() -> Console:
     """Everything that is not the result."""
-    return Console(stderr=True, highlight=False)
+    return FittingConsole(stderr=True, highlight=False)
 
 
 def emit(target: str | None, payload: Any) -> None:

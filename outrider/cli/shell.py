@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from outrider.core.errors import OutriderError
 STDOUT = "-"  # where `--json` without a file goes
 STAND_ALONE = {"--json": STDOUT, "--plant-bug": "all"}
 FORCE = "--force"
+NARROW = 76  # columns below which tables of options would cut names off
 _debug = False
 _forced = False
 _asked: list[str] = []  # the arguments of this command, as they were given
@@ -32,11 +34,31 @@ _asked: list[str] = []  # the arguments of this command, as they were given
 class Shell(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _asked[:] = args
-        return super().parse_args(ctx, force_first(fill_optional(args)))
+        with one_line_errors():
+            return super().parse_args(ctx, force_first(fill_optional(args)))
 
     def invoke(self, ctx: Any) -> Any:
         with one_line_errors():
             return super().invoke(ctx)
+
+
+def fit_help(app: typer.Typer) -> None:
+    """In a narrow terminal help is plain lines, an option's name above what it does."""
+    columns = shutil.get_terminal_size().columns
+    if columns >= NARROW:
+        return
+    app.rich_markup_mode = None
+    context = Shell.context_class
+    formatter: Any = context.formatter_class
+
+    class Lines(formatter):
+        def __init__(self, **_: Any) -> None:
+            super().__init__(width=columns - 1)
+
+        def write_dl(self, rows: Any, col_max: int = 2, col_spacing: int = 2) -> None:
+            super().write_dl(rows, col_max, col_spacing)
+
+    context.formatter_class = Lines
 
 
 def fill_optional(args: Sequence[str]) -> list[str]:
@@ -77,7 +99,9 @@ def one_line_errors() -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        if _debug or _is_usage(error):
+        if (told := _usage(error)) is not None:
+            _leave(2, told, error)
+        if _debug or hasattr(error, "exit_code"):  # help in place of an error
             raise
         _leave(
             1, f"error: {type(error).__name__}: {_line(error)}; a defect: run outrider --debug ... to see where", error
@@ -105,12 +129,19 @@ def _leave(status: int, message: str, cause: BaseException) -> None:
     raise typer.Exit(status) from cause
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def _line(said: object) -> str:
+    return " ".join(str(said).split())
 
 
-def _is_usage(error: Exception) -> bool:
-    return hasattr(error, "exit_code")  # the option parser's own errors, which it prints itself
+def _usage(error: Exception) -> str | None:
+    """What the option parser refuses, with where to look; None of other errors, and of help that nobody asked for."""
+    message = getattr(error, "format_message", None)
+    if message is None or type(error).__name__ == "NoArgsIsHelpError":
+        return None
+    context = getattr(error, "ctx", None)
+    said = _line(message()).replace(". Did you", "; did you").rstrip(".?")
+    where = "outrider" if context is None else context.command_path
+    return f"error: {said[:1].lower()}{said[1:]}; see {where} --help"
 
 
 class _OneLine(logging.Formatter):

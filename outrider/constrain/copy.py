@@ -19,7 +19,7 @@ from outrider.core.errors import InputError
 
 LONGEST = 128  # tokens of a quote between markers
 KEPT = 16  # prompts whose automata are kept
-BRANCHES, AHEAD = 3, 24  # of what is drafted in a quote
+BRANCHES, AHEAD = 3, 64  # of what is drafted in a quote
 
 
 class Stretches:

@@ -40,7 +40,13 @@ class Backoff:
     _most_due: int = 128  # half of `old`, or four times `old` where speculation is far ahead
     _plain: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds of a step
     _unjudged: int = 0  # steps since it was last judged
+    _new: int = 0  # texts that have begun since it was last woken, or went to rest
     _tried: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=48))  # tokens, seconds since a rest
+
+    @property
+    def known(self) -> bool:
+        """Whether a plain step was ever timed."""
+        return bool(self._plain)
 
     def add(self, wide: bool, drafted: bool, batch: int, tokens: int, seconds: float) -> None:
         """Changes state: a step gave `tokens`; `wide`: it had candidates, `drafted`: they were asked for."""
@@ -71,8 +77,15 @@ class Backoff:
         self._plain.append(seconds)
         self._age = self._unseen = 0
 
-    def wake(self) -> None:
-        """Changes state: a rest ends, but for a few plain steps where plain decoding is being timed or is due to be."""
+    def wake(self, members: int = 1) -> None:
+        """Changes state: a text has begun, one of so many. Once they all may be others a rest ends.
+
+        But for a few plain steps, where plain decoding is being timed or is due to be.
+        """
+        self._new += 1
+        if self._new < members:
+            return
+        self._new = 0
         if self._unseen > self._due:
             self.resting, self._unseen, self._due = LOOK, 0, min(2 * self._due, self._most_due)
         self.resting = min(self.resting, LOOK)
@@ -83,6 +96,7 @@ class Backoff:
         self._most_due = self.old // 2 if speed < self.doubt * plain else 4 * self.old
         if speed < self.margin * plain:
             self._patience = self.resting = min(2 * self._patience or self.rest, self.longest)
+            self._new = 0
             self._tried.clear()
         elif self._age > (self.old if speed < self.doubt * plain else 4 * self.old):
             self.resting = SETTLED + LOOK

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from outrider.core.schedule import run_all
 from outrider.core.tree import TokenTree, fixed
 
 log = logging.getLogger("outrider")
-FORMAT = 4  # raised when stored curves of an earlier form must be measured again
+FORMAT = 5  # raised when stored curves of an earlier form must be measured again
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -55,8 +54,14 @@ class CostCurve:
                      self._along(b1, c0, each) * (1 - ct) + self._along(b1, c1, each) * ct)  # fmt: skip
         return low * (1 - bt) + high * bt
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether a step took less than half of a narrower one's time: something else ran beside that one."""
+        times = np.array(self.table)
+        return bool((times < 0.5 * np.maximum.accumulate(times, axis=-1)).any())
+
     def _along(self, batch: int, context: int, rows: float) -> float:
-        times = np.maximum.accumulate(self.table[batch][context])
+        times = np.minimum.accumulate(self.table[batch][context][::-1])[::-1]  # what disturbs a step makes it slower
         if rows <= self.rows[-1] or len(self.rows) < 2:
             return float(np.interp(rows, self.rows, times))
         slope = (times[-1] - times[-2]) / (self.rows[-1] - self.rows[-2])
@@ -108,13 +113,13 @@ def _times(
     finally:
         for slot in slots:
             target.release(slot)
-    return tuple(median(seen[size]) for size in rows)
+    return tuple(min(seen[size]) for size in rows)  # other work on the machine only ever makes a step slower
 
 
 def stored(
     target: Target, model: str, runtime: str, folder: Path | None = None, fresh: bool = False,
     rows: Sequence[int] = ROWS, batches: Sequence[int] = (1,), contexts: Sequence[int] = (128,), repeats: int = 5,
-    measuring: AbstractContextManager[None] = nullcontext(),
+    measuring: AbstractContextManager[None] = nullcontext(), clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:  # fmt: skip
     """The curve kept for this model on this machine; measured and stored where there is none, or `fresh` asks for it.
 
@@ -132,7 +137,10 @@ def stored(
     if not fresh and (curve := _read(path, identity)) is not None:
         return curve
     with measuring:
-        curve = measure(target, rows, batches, contexts, repeats)
+        curve = measure(target, rows, batches, contexts, repeats, clock)
+    if curve.disturbed:
+        log.warning("the machine was busy while steps were timed; they will be timed again at the next start")
+        return curve
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({"identity": identity, "curve": asdict(curve)}))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.control.acceptance import Acceptance, ranked
-from outrider.control.backoff import Backoff
+from outrider.control.backoff import LOOK, Backoff
 from outrider.control.budget_shares import BudgetShares
 from outrider.control.draft_depth import DraftDepth, all_drafting, rates
 from outrider.control.read_cost import ReadCost
@@ -71,6 +71,7 @@ class _Step:
     """What belongs to one step: `plan` begins it, drafting and `size` fill it, `observe` ends it."""
 
     context: int = 0  # tokens of text that it works on
+    batch: int = 1  # sequences
     resting: bool = False  # nothing is drafted in it
     rows: int = 1  # of the step before, until `observe` tells its own
     asked: dict[int, _Asked] = field(default_factory=dict)  # by part
@@ -104,9 +105,9 @@ class Goodput:
         self.sleeps = {i: SleepSchedule() for i, role in enumerate(self.roles) if role is Role.LOOKS}
 
     def begin(self, slot: int) -> None:
-        """Changes state: speculation may pay for a new text, so a rest ends."""
-        for backoff in self._backoffs.values():
-            backoff.wake()
+        """Changes state: speculation may pay for new texts, so a rest ends once a batch may have nothing but them."""
+        for members, backoff in self._backoffs.items():
+            backoff.wake(members)
 
     def end(self, slot: int) -> None:
         self._step.offers.pop(slot, None)
@@ -115,7 +116,7 @@ class Goodput:
         """Room for twice the candidates that have been in use: a larger tree takes longer to draft and to weigh."""
         if self.costs is None:
             return [self.limit & limit for limit in limits]
-        self._step = _Step(load.context, self._backoff(load.batch).resting > 0, self._step.rows)
+        self._step = _Step(load.context, load.batch, self._rest(load.batch) > 0, self._step.rows)
         if self._step.resting:
             return [NOTHING] * len(slots)
         enough = Budget(min(int(2 * self._used) + 2, self.limit.nodes), self.limit.depth)
@@ -125,6 +126,11 @@ class Goodput:
         if self.costs is None or part not in self.sleeps:
             return True
         return self.sleeps[part].awake and not self._step.resting
+
+    def reads(self, part: int) -> bool:
+        """A part that runs a network runs it over prompts, too: not where nothing is drafted for some time to come."""
+        resting = part in self.draft_depths and self.costs is not None and self._rest(self._step.batch) > LOOK
+        return self.awake(part) and not resting
 
     def shares(self) -> Sequence[float]:
         return self.budget_shares.now()
@@ -307,6 +313,14 @@ class Goodput:
         if self.even and not wide and not timing.others and not backoff.resting:
             backoff.see(alone)
         backoff.add(wide, not backoff.resting, members, sum(len(record.emitted) for record in records), total)
+
+    def _rest(self, batch: int) -> int:
+        """Steps in which nothing is to be drafted; a size that ran beside prompts only is like the nearest."""
+        backoff = self._backoff(batch)
+        judged = [size for size, one in self._backoffs.items() if one.known]
+        if backoff.resting or backoff.known or not judged:
+            return backoff.resting
+        return self._backoffs[min(judged, key=lambda size: abs(size - batch))].resting
 
     def _backoff(self, batch: int) -> Backoff:
         """Lenient, since candidates are weighed by their costs anyway and a text that begins to repeat itself pays many

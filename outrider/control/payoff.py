@@ -99,8 +99,8 @@ class Payoff:
     def begin(self, slot: int) -> None:
         hopeless = bool(self._all.offered) and self._all.chance(0, self.prior, 1.0) < 0.1
         self._watched[slot] = _Watch(DepthAcceptance(keep=0.95), self.probe_after * (4 if hopeless else 1))
-        for backoff in self._backoffs.values():
-            backoff.wake()
+        for members, backoff in self._backoffs.items():
+            backoff.wake(members)
 
     def end(self, slot: int) -> None:
         self._watched.pop(slot, None)

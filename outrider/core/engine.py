@@ -17,15 +17,17 @@ from dataclasses import replace
 from outrider.core.errors import ClosedEngine, FullQueue
 from outrider.core.generation import FinishReason, Generation
 from outrider.core.legality.trim import fitted
-from outrider.core.noise import DRAFT, VERIFY, StreamNoise, fresh_seed
+from outrider.core.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.core.protocols import CompileForm, Constraints, Recipe, Target
-from outrider.core.records import Budget, Load, Piece, Scores, StepRecord, StepTiming, Verdict
+from outrider.core.records import Budget, Load, Piece, StepRecord, StepTiming
+from outrider.core.rows.judge import judge
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Handle, Listener, StepReport, Terms, Watcher
 from outrider.core.schedule.checks import check_prompt, check_tree
 from outrider.core.schedule.gate import Gate
 from outrider.core.schedule.groups import Group, by_recipe, needs_of
 from outrider.core.schedule.guard import Guard
+from outrider.core.schedule.outbox import Outbox
 from outrider.core.schedule.pace import Pace
 from outrider.core.schedule.passes import run_pass
 from outrider.core.schedule.roster import Roster
@@ -50,6 +52,7 @@ class Engine:
         self.target, self.recipe, self.decode = target, recipe, decode
         self.guard = Guard(strict)
         self.roster = Roster(target, self.guard)
+        self.outbox = Outbox(target)
         self.pace = Pace(max_gap_ms / 1e3 if max_gap_ms is not None else None)
         self.clock = clock or time.perf_counter  # of the steps: what a controller decides by
         self.eos_ids = frozenset(eos_ids)
@@ -145,7 +148,10 @@ class Engine:
     def step(self) -> bool:
         """One step of every running sequence; True while there is more to do. Waits while another thread steps."""
         with self._gate.entered():
-            return self._step()
+            try:
+                return self._step()
+            finally:
+                self.outbox.empty()
 
     def drive(self, reached: Callable[[], bool]) -> None:
         """Step until that is reached, or wait where another thread steps."""
@@ -161,11 +167,14 @@ class Engine:
         while not stop.is_set() and not self.closed:
             try:
                 if self.wait_for_work(0.1):
-                    self.step()
+                    with self._gate.entered():
+                        self._step()
             except ClosedEngine:
                 return
             except Exception as error:  # everybody was told; those who come next find the engine at work
                 log.error("a step failed and ended all requests: %r", error, exc_info=error)
+        with self._gate.entered():
+            self.outbox.empty()
 
     def close(self) -> None:
         """Cancel what runs or waits and free the cache. Safe to call twice."""
@@ -194,6 +203,8 @@ class Engine:
             raise
         finally:
             self._sort_out()
+        if not self.busy:
+            self.outbox.empty()
         return self.busy
 
     def _take_in(self) -> None:
@@ -250,16 +261,17 @@ class Engine:
         drafted = clock()
         pieces = [*(Piece(s.slot, tree=trees[s.slot]) for s in batch), *(one.piece for one in stretches)]
         ran = run_pass(self.target, pieces, needs_of([*batch, *(one.s for one in stretches)]))
+        self.outbox.empty()  # if that was not done while the pass ran
         verified = clock()
         prompt_rows = sum(texts.values())
         of_prompts = self.pace.of_prompts(prompt_rows, verified - drafted) if prompt_rows else 0.0
         trees = {slot: piece.tree for slot, piece in ran.pieces.items() if piece.tree is not None}
         for s in [s for s in batch if s.slot in ran.failed]:
             roster.end(s, ran.failed[s.slot])
-        batch = [s for s in batch if not s.left]
+        batch = [s for s in batch if s.stays]  # what ran of one that was cancelled meanwhile is dropped
         for group in groups:
-            group.members = [s for s in group.members if not s.left]
-        records = {s.slot: self._judge(s, trees[s.slot], ran.scores[s.slot]) for s in batch}
+            group.members = [s for s in group.members if s.stays]
+        records = judge(batch, trees, ran.scores, self.target.traits.pick)
         alive = [s for s in batch if not s.done]
         self.target.commit([s.slot for s in alive], [records[s.slot].verdict.path for s in alive])
         judged = clock()
@@ -273,7 +285,7 @@ class Engine:
         observed = clock()
         timing = StepTiming(
             draft=(drafted - begun) + (observed - judged), verify=verified - drafted - of_prompts,
-            rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(batch),
+            rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(trees),
             context=context, prompt_rows=prompt_rows,
         )  # fmt: skip
         self.pace.learn(prompt_rows, True, verified - drafted, timing.total)
@@ -285,10 +297,9 @@ class Engine:
         self, batch: Sequence[Running], groups: Sequence[Group], records: Mapping[int, StepRecord], timing: StepTiming
     ) -> None:
         """Statistics, costs, controllers, listeners; those who are done leave."""
+        now = self.clock()
         for s in batch:
-            s.stats.count(records[s.slot], timing, len(records[s.slot].emitted))
-            s.stats.first_token_s = s.stats.first_token_s or self.clock() - s.started
-            s.note(records[s.slot], timing, self.clock())
+            s.note(records[s.slot], timing, now)
         for costs in {id(g.recipe.costs): g.recipe.costs for g in groups}.values():
             if costs is not None and batch and not timing.prompt_rows:
                 costs.add(timing.rows, timing.batch, timing.verify + timing.rest, timing.context)
@@ -302,18 +313,21 @@ class Engine:
             self.queue.charge(s, len(records[s.slot].emitted))
             if s.done:
                 self.roster.leave(s, s.finish or FinishReason.STOP)
-            else:
-                s.deliver()
+        self.outbox.put(s for s in batch if not s.left)
         self.steps += 1
         preempted, self.roster.preempted = self.roster.preempted, 0
-        report = StepReport.of(self.steps, timing, records.values(), len(self.running), len(self.queue), preempted)
-        for watcher in self._watchers:
-            watcher(report)
+        if self._watchers:
+            running, waiting = len(self.running), len(self.queue)
+            report = StepReport.of(self.steps, timing, records.values(), running, waiting, preempted)
+            for watcher in self._watchers:
+                watcher(report)
 
     def _draft(self, batch: list[Running], groups: list[Group], context: int) -> dict[int, TokenTree]:
         """The tree of each slot; what one method drafts for its sequences is part of the load for the next one."""
         trees = {s.slot: root(s.pending) for s in batch}
         for group in groups:
+            if not group.planned:
+                continue
             begun = self.clock()
             load = Load(len(batch), sum(tree.candidates for tree in trees.values()), context)
             slots, limits = [s.slot for s in group.members], [s.room(self.target.max_rows) for s in group.members]
@@ -346,18 +360,6 @@ class Engine:
             for s in willing:
                 self.guard.fail(s, error)
             return {}
-
-    def _judge(self, s: Running, tree: TokenTree, scores: Scores) -> StepRecord:
-        try:
-            rows = s.rows(scores, tree)
-            verdict = s.recipe.verifier.verify(tree, rows, s.noise(VERIFY))
-            if s.trace is not None:
-                s.trace.judge(tree, verdict, rows)
-            emitted = s.emit(tree, verdict, rows)
-        except Exception as error:  # one request's impossible demand must not end the others
-            s.error, s.finish = error, FinishReason.ERROR
-            verdict, emitted = Verdict((), s.pending), ()
-        return StepRecord(tree, verdict, emitted, scores)
 
     def _abandon(self, error: BaseException | None = None) -> None:
         """End everything, whatever drafters say to it."""

@@ -78,6 +78,8 @@ class Stats:
         self.draft_s += timing.draft
         self.verify_s += timing.verify
         self.rest_s += timing.rest
+        if not record.tree.candidates:
+            return
         here = 0
         for depth in range(1, record.tree.depth + 1):
             children = record.tree.children(here)

@@ -23,7 +23,7 @@ WORD = 32  # tokens in one integer of a mask
 
 
 class Legal:
-    """Changes state in `append` only: the states of nodes are forgotten there."""
+    """Changes state in `append` only: of the states of nodes those behind the token stay, the rest is forgotten."""
 
     def __init__(
         self,
@@ -34,37 +34,52 @@ class Legal:
         also_text: Iterable[int] = (),  # those among them that the automaton may allow as text, too
     ) -> None:
         self.automaton = automaton
+        self._suggests = automaton if isinstance(automaton, Suggests) else None  # asking that takes microseconds
         self.vocab_size = vocab_size
         self._stops = [token for token in sorted(stop_ids) if token < vocab_size]
         self._ends = frozenset(self._stops)
         self._texts = frozenset(also_text) & self._ends
-        self._never = _words(self._ends - self._texts, vocab_size)  # as text
-        self._end_words = _words(self._ends, vocab_size)
+        self._ever = ~as_words(self._ends - self._texts, vocab_size)  # as text
+        self._end_words = as_words(self._ends, vocab_size)
         self._state: Any = automaton.start(prompt)
         self._states: dict[tuple[int, ...], Any] = {}  # by path; None: nothing said there can be text
         self._rows: dict[tuple[int, ...], NDArray[np.int32]] = {}
+        self._ways: dict[tuple[int, ...], list[list[int]]] = {}  # on from a path: drafter and engine ask alike
 
     def append(self, token: int) -> None:
         """This token became text."""
-        self._state = self._after(self._state, token)
-        self._states.clear()
+        known = self._states.get((token,))
+        self._state = self._after(self._state, token) if known is None else known
+        self._states = {path[1:]: state for path, state in self._states.items() if path[0] == token and len(path) > 1}
         self._rows.clear()
+        self._ways.clear()
 
     def allows(self, token: int, path: Sequence[int] = ()) -> bool:
-        """Whether the token may follow `path`."""
+        """Whether the token may follow `path`. Asked of a text's own nodes, whose masks are wanted all the same."""
         key = tuple(path)
         state = self._at(key)
         if state is None or not 0 <= token < self.vocab_size:
             return state is None
-        if (row := self._rows.get(key)) is not None:
-            return bool(row[token // WORD] >> token % WORD & 1)
-        if token in self._ends and self.automaton.complete(state):
+        if self._states.get((*key, token)) is not None:
             return True
-        return (token not in self._ends or token in self._texts) and self.automaton.allows(state, token)
+        row = self.mask(key)
+        return row is not None and bool(row[token // WORD] >> token % WORD & 1)
 
     def continues(self, token: int, path: Sequence[int] = ()) -> bool:
-        """Whether the token may follow `path`, and `path` does not end the text: what is behind that is never said."""
-        return self._at(tuple(path)) is not None and self.allows(token, path)
+        """Whether the token may follow `path`, and `path` does not end the text: what is behind that is never said.
+
+        Asked of candidates: the state behind one that may is kept, for those that hang on it."""
+        key = tuple(path)
+        state = self._at(key)
+        if state is None or not 0 <= token < self.vocab_size:
+            return False
+        if token in self._ends and self.automaton.complete(state):
+            return True
+        if token in self._ends and token not in self._texts:
+            return False
+        if self._stops:  # else a text that can only end has no state behind it
+            return self._at((*key, token)) is not None
+        return self.automaton.allows(state, token)
 
     def mass(self, probs: Tensor, path: Sequence[int] = ()) -> float:
         """What of these probabilities [V] stands on tokens that may follow `path`."""
@@ -86,7 +101,7 @@ class Legal:
         """[nodes, words] of a whole tree, asked of the automaton in one call."""
         paths = [tuple(tree.path_tokens(node)) for node in range(len(tree))]
         self._fill([path for path in dict.fromkeys(paths) if path not in self._rows and self._at(path) is not None])
-        free = np.full(len(self._never), -1, dtype=np.int32)
+        free = np.full(len(self._ever), -1, dtype=np.int32)
         return np.stack([self._rows.get(path, free) for path in paths])
 
     def forced(self, path: Sequence[int] = ()) -> list[int]:
@@ -104,11 +119,14 @@ class Legal:
 
     def continuations(self, path: Sequence[int] = ()) -> list[list[int]]:
         """What is worth drafting behind `path`: what is bound to follow, or what the automaton suggests."""
-        state = self._at(tuple(path))
-        if state is not None and isinstance(self.automaton, Suggests):
-            return [list(run) for run in self.automaton.continuations(state)]
-        run = self.forced(path)
-        return [run] if run else []
+        key = tuple(path)
+        if key not in self._ways:
+            if (state := self._at(key)) is not None and self._suggests is not None:
+                self._ways[key] = [list(run) for run in self._suggests.continuations(state)]
+            else:
+                run = self.forced(key)
+                self._ways[key] = [run] if run else []
+        return self._ways[key]
 
     @property
     def complete(self) -> bool:
@@ -131,7 +149,7 @@ class Legal:
     def _spent(self, state: Any) -> bool:
         if self._stops or state is None or not self.automaton.complete(state):
             return False
-        return not (self.automaton.mask([state])[0] & ~self._never).any()
+        return not (self.automaton.mask([state])[0] & self._ever).any()
 
     def _after(self, state: Any, token: int) -> Any:
         if state is None or (token in self._ends and (token not in self._texts or self.automaton.complete(state))):
@@ -142,7 +160,7 @@ class Legal:
         if not paths:
             return
         states = [self._at(path) for path in paths]
-        rows = self.automaton.mask(states) & ~self._never
+        rows = self.automaton.mask(states) & self._ever
         for path, state, row in zip(paths, states, rows, strict=True):
             if self.automaton.complete(state):
                 row |= self._end_words
@@ -169,17 +187,21 @@ def _bits(row: NDArray[np.int32], scores: Tensor) -> Tensor:
 
 @compiled
 def _mass(probs, words):  # type: ignore[no-untyped-def]
-    size, total = len(probs), 0.0
-    for at in range((size + 31) // 32):
-        word, last = words[at], min(32, size - 32 * at)
+    size = len(probs)
+    sums = np.zeros(32)  # a sum a bit, so that whole words are added at once
+    for at in range(size // 32):
+        word, first = words[at], 32 * at
         if word == -1:
-            for bit in range(last):
-                total += probs[32 * at + bit]
+            for bit in range(32):
+                sums[bit] += probs[first + bit]
         elif word != 0:
-            for bit in range(last):
+            for bit in range(32):
                 if (word >> bit) & 1:
-                    total += probs[32 * at + bit]
-    return total
+                    sums[bit] += probs[first + bit]
+    for token in range(size // 32 * 32, size):
+        if (words[token // 32] >> (token % 32)) & 1:
+            sums[token % 32] += probs[token]
+    return sums.sum()
 
 
 @compiled
@@ -193,7 +215,7 @@ def _ban(scores, words):  # type: ignore[no-untyped-def]
                     scores[32 * at + bit] = -np.inf
 
 
-def _words(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+def as_words(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     """[words] with the bits of these tokens."""
     bits = np.zeros(-(-vocab_size // WORD) * WORD, dtype=np.uint8)
     bits[list(tokens)] = 1

@@ -60,12 +60,12 @@ def key(*parts: int, after: int = 0) -> int:
     return state
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 14)
 def _scattered(part: int) -> int:
     return mix(part + _GOLDEN)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _stream_key(seed: int, sample: int, stream: int) -> int:
     return key(seed, sample, stream)
 
@@ -82,10 +82,19 @@ def text_hash(tokens: Sequence[int] | NDArray[np.int64], place: int = 0) -> int:
     The sum, modulo 2^64, of a word for each token at its place: any stretch can be added in one go.
     """
     if len(tokens) <= 16:  # an array is not worth its making
-        return sum(mix(_scattered(int(token)) + (place + i + 1) * _GOLDEN) for i, token in enumerate(tokens)) & MASK
-    words = _words(_GOLDEN, np.asarray(tokens, dtype=np.int64).astype(np.uint64))
+        return sum(_word(int(token), place + i) for i, token in enumerate(tokens)) & MASK
+    words = _scattered_words(np.asarray(tokens, dtype=np.int64).astype(np.uint64))
     words += np.arange(place + 1, place + 1 + len(words), dtype=np.uint64) * np.uint64(_GOLDEN)
     return int(_words(0, words).sum(dtype=np.uint64))
+
+
+def longer(text: int, token: int, place: int) -> int:
+    """The hash of a text that goes on with this token, which stands at `place`."""
+    return text + _word(token, place) & MASK
+
+
+def _word(token: int, place: int) -> int:
+    return mix(_scattered(token) + (place + 1) * _GOLDEN)
 
 
 def uniform(bits: int) -> float:
@@ -147,11 +156,53 @@ def _race_on_host(p: NDArray[np.floating], stream: int) -> int:
     return int(alive[inside][times.argmin()])
 
 
-def race_rows(probs: Tensor, streams: Sequence[int]) -> list[int]:
+def race_rows(probs: Tensor, keys: NDArray[np.uint64]) -> list[int]:
     """`race` of every row of [rows, V] with its own key, on the device where they lie and with one transfer."""
-    keys = torch.tensor([_signed(stream) for stream in streams], dtype=torch.int64).to(probs.device, non_blocking=True)
-    u = _mixed(_counters(probs.shape[1], probs.device) + keys[:, None])
-    return (torch.log1p(-u).neg_() / probs.double()).argmin(1).tolist()
+    return (_exponentials(on_device(keys, probs.device), probs.shape[1]) / probs.double()).argmin(1).tolist()
+
+
+def race_scores(scores: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """[rows] `race` over the softmax of each row of [rows, V] at its temperature, by logarithms of the times.
+
+    No distribution is made, so the token may be another where two times agree to about 1e-6: a softmax in float32 is
+    rounded. Temperatures are float64; keys are 64 bits as integers with a sign. Nothing leaves the device.
+    """
+    times = _exponentials(keys, scores.shape[1]).log_()
+    return times.sub_(scores.double() / temperatures[:, None]).argmin(1)
+
+
+def on_device(keys: NDArray[np.uint64], device: torch.device) -> Tensor:
+    """64 bits each, as torch's integers with a sign."""
+    return torch.from_numpy(keys.view(np.int64)).to(device, non_blocking=True)
+
+
+def _exponentials(keys: Tensor, count: int) -> Tensor:
+    """[rows, count] float64: those of each key."""
+    u = _mixed(_counters(count, keys.device) + keys[:, None])
+    return torch.log1p(u.neg_()).neg_()
+
+
+def target_keys(noises: Sequence[StreamNoise], trees: Sequence[TokenTree]) -> NDArray[np.uint64]:
+    """`target_key` at every node of each tree, in node order, one tree behind the other."""
+    sizes = [len(tree) for tree in trees]
+    texts = np.repeat(np.array([noise.text for noise in noises], np.uint64), sizes)
+    if max(sizes) > 1:
+        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        depths = np.concatenate([tree.depths for tree in trees])
+        above = np.concatenate([tree.parents for tree in trees]) + first
+        places = np.repeat(np.array([noise.position for noise in noises]), sizes) + depths
+        words = _scattered_words(np.concatenate([tree.tokens for tree in trees]).astype(np.uint64))
+        words = _words(0, words + places.astype(np.uint64) * np.uint64(_GOLDEN))
+        for depth in range(1, int(depths.max()) + 1):
+            at = np.flatnonzero(depths == depth)
+            texts[at] = texts[above[at]] + words[at]
+    before = np.array([_stream_key(noise.seed, noise.sample, TARGET) for noise in noises], np.uint64)
+    return _words(_GOLDEN, np.repeat(before, sizes) + _scattered_words(texts))
+
+
+def _scattered_words(parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_scattered` for arrays."""
+    return _words(_GOLDEN, parts)
 
 
 def race_order(probs: Tensor, path: Sequence[int], noise: Noise) -> Iterator[int]:
@@ -189,11 +240,7 @@ class StreamNoise:
         return race(probs, self.target_key(path))
 
     def pick_rows(self, probs: Tensor, tree: TokenTree) -> list[int]:
-        texts, rest = [self.text], np.stack([tree.tokens, tree.parents, tree.depths], 1)[1:]
-        for token, parent, depth in rest.tolist():
-            texts.append(texts[parent] + text_hash((token,), self.position + depth - 1) & MASK)
-        before = _stream_key(self.seed, self.sample, TARGET)
-        return race_rows(probs, [key(text, after=before) for text in texts])
+        return race_rows(probs, target_keys([self], [tree]))
 
     def first(self, ids: NDArray[np.int64], probs: NDArray[np.float64], path: Sequence[int], count: int) -> list[int]:
         counters = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)

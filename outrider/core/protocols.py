@@ -203,6 +203,10 @@ class Advice(Protocol):
         """Whether the part takes part in this stretch of steps at all: looks at rows, and may be asked."""
         ...
 
+    def reads(self, part: int) -> bool:
+        """Whether the part is told of the prompts that run now."""
+        ...
+
     def ask(
         self, part: int, slots: Sequence[int], found: Sequence[Candidates], budgets: Sequence[Budget]
     ) -> Sequence[Budget]:

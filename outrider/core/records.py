@@ -55,6 +55,7 @@ class Scores:
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
     likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
     top: TopRows | None = None  # at least as many as were asked for, or None
+    among: tuple[Tensor, int] | None = None  # all rows of the pass, [rows, V], and where `logits` begin in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,11 @@ class StepTiming:
         return self.draft + self.verify + self.rest
 
 
+# Of scores [rows, V], temperatures [rows] float64 and keys [rows] int64: the tokens that the target's noise chooses,
+# [rows] int64, as `noise.race_scores` says, on the device where all of them lie and without waiting for it.
+RowPicker = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """What a target says of itself: how it runs, and what its steps cost and keep."""
@@ -167,6 +173,8 @@ class Traits:
     same_bits: bool = False  # a row's result is the same to the last bit whatever else runs in the pass
     mixes: bool = False  # text and trees may share a pass
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together
+    pick: RowPicker | None = None  # in less time than torch's operations take; None: by those
+    meanwhile: Callable[[Callable[[], None]], None] | None = None  # takes work that it does while the next pass runs
 
 
 class Role(StrEnum):

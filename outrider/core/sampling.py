@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.core.errors import EmptySupport, InputError
-from outrider.core.legal import Legal, ban
-from outrider.core.noise import MASK, text_hash
+from outrider.core.legal import Legal, as_words, ban
+from outrider.core.noise import longer, text_hash
 from outrider.core.numeric.tally import Growing, Tally
 from outrider.core.numeric.torch_threads import torch_threads
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Bound, Constraint, Predicate
 from outrider.core.records import SeenRow
-from outrider.core.tree import QRow
+from outrider.core.rows.edits import NO_IDS, NO_NUMBERS, RowEdits, edit
+from outrider.core.tree import QRow, TokenTree
 from outrider.core.warping import (
     as_wide,
     cheap_together,
@@ -67,8 +68,8 @@ class History:
         self.hash = text_hash(self._tokens.view)  # of prompt and output; what noise is keyed by
         self._seen = Tally(self.prompt, vocab_size) if params.repetition_penalty != 1 else None
         self._said = Tally((), vocab_size) if params.presence_penalty or params.frequency_penalty else None
-        self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+        self._biases = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._stop_ids = [token for token in sorted(stop_ids) if token < vocab_size]
         self._banned = sorted({word[0] for word in params.bad_words if len(word) == 1})
         self._others = _others(params.allowed_ids, vocab_size)
@@ -81,6 +82,8 @@ class History:
         others = (constraint, bound, predicate)
         self._edits = any(one is not None for one in (*edits, *others))  # of the scores, not only a mask over them
         self._always = self._edits or legal is not None  # something changes every row before the temperature
+        self.edits_rows = self._always or bool(self._stop_ids and params.min_new_tokens)  # now or at any time
+        self.one_by_one = any(one is not None for one in others)  # its rows cannot be done together with others
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("bad_words", sum(params.bad_words, ())),
@@ -100,6 +103,14 @@ class History:
         """Prompt and output, a view: do not keep it across steps."""
         return self._tokens.view
 
+    def __len__(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self._tokens)
+
+    @property
+    def last(self) -> int:
+        return self.output[-1] if self.output else self.prompt[-1]
+
     @property
     def temperature(self) -> float:
         return self.params.temperature
@@ -114,15 +125,16 @@ class History:
 
     def append(self, tokens: Iterable[int]) -> None:
         """Changes state: these tokens became text."""
-        new = [int(token) for token in tokens]
-        self.hash = self.hash + text_hash(new, len(self.tokens)) & MASK
-        self.output.extend(new)
-        self._tokens.extend(new)
-        for tally in (self._seen, self._said):
-            if tally is not None:
-                tally.add(new)
-        if self.legal is not None:
-            for token in new:
+        for token in tokens:
+            token = int(token)
+            self.hash = longer(self.hash, token, len(self._tokens))
+            self.output.append(token)
+            self._tokens.append(token)
+            if self._seen is not None:
+                self._seen.add((token,))
+            if self._said is not None:
+                self._said.add((token,))
+            if self.legal is not None:
                 self.legal.append(token)
 
     def continuations(self) -> list[list[int]]:
@@ -158,6 +170,14 @@ class History:
         p = self.params
         return not p.top_k and p.top_p >= 1 and not p.min_p and self.bound is None
 
+    def masks(self, tree: TokenTree) -> NDArray[np.int32] | None:
+        """[nodes, words] what may be said at each node, token t by bit t % 32 of word t // 32; None: anything."""
+        words = self.legal.masks(tree) if self.legal is not None else None
+        if self._others is None:
+            return words
+        allowed = as_words(self.params.allowed_ids, self.vocab_size)
+        return np.tile(allowed, (len(tree), 1)) if words is None else words & allowed
+
     def warp(self, scores: Tensor) -> Tensor:
         """Temperature and truncation of [V] scores, or of [rows, V] on a GPU."""
         return self._truncate(divided(scores, self.params.temperature))
@@ -175,7 +195,7 @@ class History:
             scores = divided(scores, self.params.temperature)
         scores[torch.from_numpy(ids).to(scores.device)] += torch.from_numpy(lower).to(scores.device)
         if not bool(largest(scores) > -math.inf):
-            raise self._nothing_left(path)
+            raise self.nothing_left(path)
         return scores if self.params.greedy else self._truncate(scores)
 
     def seen(self, logits: Tensor, path: Sequence[int], children: Iterable[int]) -> SeenRow:
@@ -190,7 +210,7 @@ class History:
         if self.legal is None:
             return 1.0
         scores = self._reshape(copied(logits), path, masked=False) if self._edits else logits.float()
-        return self.legal.mass(torch.softmax(scores / (self.params.temperature or 1.0), 0), path)
+        return self.legal.mass(torch.softmax(divided(scores, self.params.temperature or 1.0), 0), path)
 
     def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
         """The draft's distribution after each path: warped like the target's rows, cut to `width` tokens, renormalised.
@@ -227,20 +247,8 @@ class History:
 
     def _reshape(self, scores: Tensor, path: Sequence[int], masked: bool = True) -> Tensor:
         """All that comes before the temperature; writes to `scores`. Without the automaton's mask if not `masked`."""
-        p = self.params
-        if self._seen is not None:
-            ids = self._seen.plus(path)[0].to(scores.device)
-            picked = scores[ids]
-            scores[ids] = torch.where(picked < 0, picked * p.repetition_penalty, picked / p.repetition_penalty)
-        if self._said is not None:
-            ids, counts = self._said.plus(path)
-            penalty = p.presence_penalty + p.frequency_penalty * counts.float()
-            scores[ids.to(scores.device)] -= penalty.to(scores.device)
-        if p.logit_bias:
-            scores[self._bias_ids.to(scores.device)] += self._bias.to(scores.device)
-        banned = self._bans(path)
-        if banned:
-            scores[torch.tensor(banned, device=scores.device)] = -math.inf
+        p, edits = self.params, self.edits(path)
+        edit(scores[None], [edits])
         if self._others is not None:
             scores = scores.masked_fill_(self._others.to(scores.device), -math.inf)
         if masked and self.legal is not None and (row := self.legal.mask(path)) is not None:
@@ -248,12 +256,22 @@ class History:
         if self.constraint is not None:
             with torch_threads(torch.get_num_threads() if cheap_together(scores) else 1):
                 scores = self.constraint.reshape(self._with(path), scores).float()
-        restricted = banned or p.logit_bias or p.allowed_ids or self.constraint is not None or self.legal is not None
-        if restricted and not bool(largest(scores) > -math.inf):
-            raise self._nothing_left(path)
+        restricted = edits.banned or p.logit_bias or p.allowed_ids or self.constraint is not None
+        if (restricted or self.legal is not None) and not bool(largest(scores) > -math.inf):
+            raise self.nothing_left(path)
         return scores
 
-    def _nothing_left(self, path: Sequence[int]) -> EmptySupport:
+    def edits(self, path: Sequence[int]) -> RowEdits:
+        """What penalties, bias and bans change in the row after `path`; do not keep it across steps."""
+        p, seen, said, penalties = self.params, NO_IDS, NO_IDS, NO_NUMBERS
+        if self._seen is not None:
+            seen, _ = self._seen.plus(path)
+        if self._said is not None:
+            said, counts = self._said.plus(path)
+            penalties = p.presence_penalty + p.frequency_penalty * counts.astype(np.float32)
+        return RowEdits(seen, p.repetition_penalty, said, penalties, self._bias_ids, self._biases, self._bans(path))
+
+    def nothing_left(self, path: Sequence[int]) -> EmptySupport:
         return EmptySupport(
             f"no token is left to follow token {self.generated + len(path)} of the output: "
             "loosen logit_bias, bad_words, allowed_ids, min_new_tokens or the constraint",

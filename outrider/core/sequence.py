@@ -7,6 +7,7 @@ have stopped; counts and statistics are cut there too.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from outrider.core.trace.trace import Trace
 from outrider.core.tree import TokenTree
 
 log = logging.getLogger("outrider")
+OF_TARGET = Origin("", 0)
 StopCheck = Callable[[NDArray[np.int64]], bool]  # a caller's own criterion over all tokens, asked after each one
 Decode = Callable[[Sequence[int]], str]
 NoiseMaker = Callable[[int, int, int, int, int], Noise]  # seed, sample, stream, hash of the text, position
@@ -90,6 +92,10 @@ class Running:
     started: float = 0.0
     _delivered: int = 0  # tokens
     _undelivered: list[str] = field(default_factory=list)  # text
+    _said: int = 0  # tokens of the output that are text: all but an id that ended it
+    _read: int = 0  # those of them that `text` has been given
+    _uncounted: deque[tuple[StepRecord, StepTiming, float]] = field(default_factory=deque)
+    _reading: threading.Lock = field(default_factory=threading.Lock)  # readers of other threads ask for text, too
 
     def __post_init__(self) -> None:
         stop_ids = frozenset(self.params.stop_token_ids)
@@ -116,12 +122,14 @@ class Running:
             said = said.token_ids
         else:
             self.stats.new_tokens = self.stats.resumed_tokens = len(said)
-            self.origins = [Origin("", 0)] * len(said)
+            self.origins = [OF_TARGET] * len(said)
         for token in said:
             if self.done:
                 raise InputError(f"resume_from goes on behind the end of its text ({self.finish}); there is no more")
             self.history.append((token,))
             self._check(int(token))
+        if len(said):
+            self.read()
         self.pieces.clear()
         self._undelivered.clear()
         self._delivered = len(self.history.output)
@@ -131,8 +139,13 @@ class Running:
         return self.finish is not None
 
     @property
+    def stays(self) -> bool:
+        """Whether what a pass brings it is to become text: it has not left, and nobody has cancelled it."""
+        return not (self.left or self.cancelled)
+
+    @property
     def pending(self) -> int:
-        return int(self.history.tokens[-1])
+        return self.history.last
 
     @property
     def text_to_find(self) -> list[int]:
@@ -147,17 +160,17 @@ class Running:
 
     def room(self, max_rows: int) -> Budget:
         """How deep a tree can be useful: the path and the target's own token must fit what is left."""
-        total = len(self.history.tokens)
+        total = len(self.history)
         left = min(self.params.max_new_tokens - self.history.generated, self.max_context - total)
         return Budget(nodes=max_rows - 1 if left > 1 else 0, depth=left - 1)
 
     def noise(self, stream: int) -> Noise:
-        return self.make_noise(self.seed, self.sample, stream, self.history.hash, len(self.history.tokens))
+        return self.make_noise(self.seed, self.sample, stream, self.history.hash, len(self.history))
 
     def rows(self, scores: Scores, tree: TokenTree) -> TargetRows:
         assert scores.logits is not None
         noise = self.noise(TARGET) if self.predicate is not None else None
-        return TargetRows(scores.logits, tree, self.history, scores.likeliest, noise)
+        return TargetRows(scores.logits, tree, self.history, scores.likeliest, noise, scores.among)
 
     def emit(self, tree: TokenTree, verdict: Verdict, rows: TargetRows) -> tuple[int, ...]:
         """Append the accepted path and the target's token, up to the first stop; returns what became text."""
@@ -170,15 +183,17 @@ class Running:
 
     def _append(self, tree: TokenTree, verdict: Verdict, rows: TargetRows) -> tuple[int, ...]:
         path = verdict.path
-        tokens = (*(int(tree.tokens[node]) for node in path), verdict.next_token)
+        tokens = (*tree.tokens[list(path)].tolist(), verdict.next_token) if path else (verdict.next_token,)
         if self.history.legal is not None:  # before the text grows: they are rows behind it
             masses = [rows.legal_mass(node) for node in (0, *path)]
         for i, token in enumerate(tokens):
             parent = path[i - 1] if i else 0
             if self.params.logprobs is not None:
                 self.logprobs.append(_logprob(rows, parent, token, self.params.logprobs))
-            name = (tree.origins[path[i]] if tree.origins else "draft") if i < len(path) else ""
-            self.origins.append(Origin(name, i + 1 if i < len(path) else 0))
+            if i < len(path):
+                self.origins.append(Origin(tree.origins[path[i]] if tree.origins else "draft", i + 1))
+            else:
+                self.origins.append(OF_TARGET)
             if self.history.legal is not None:
                 self.legal_mass.append(masses[i])
             self.history.append((token,))
@@ -190,39 +205,70 @@ class Running:
         return tokens
 
     def _check(self, token: int) -> None:
+        """Whether the text ends with this token, which stands at the end of the output."""
+        history, params = self.history, self.params
         if token in self.eos_ids:
             self.finish = FinishReason.EOS
-        elif token in self.params.stop_token_ids:
+        elif token in params.stop_token_ids:
             self.finish, self.ended_by = FinishReason.STOP, token
-        elif self.text is not None:
-            if piece := self.text.push(token):
-                self._show(piece)
-            if self.text.stopped:
-                self.finish, self.ended_by = FinishReason.STOP, self.text.stop
-        if self.finish is None and self.history.legal is not None and self.history.legal.exhausted:
+        else:
+            self._said = history.generated
+            if self.text is not None and not self.text.waits:
+                self.read()
+                if self.text.stopped:
+                    self.finish, self.ended_by = FinishReason.STOP, self.text.stop
+        if self.finish is not None:
+            return
+        spent = history.legal is not None and history.legal.exhausted
+        if spent or (self.stop_check is not None and self.stop_check(history.tokens)):
             self.finish = FinishReason.STOP
-        if self.finish is None and self.stop_check is not None and self.stop_check(self.history.tokens):
-            self.finish = FinishReason.STOP
-        if self.finish is None and self.history.generated >= self.params.max_new_tokens:
+        elif history.generated >= params.max_new_tokens:
             self.finish = FinishReason.LENGTH
-        if self.finish is None and len(self.history.tokens) >= self.max_context:
+        elif len(history) >= self.max_context:
             self.finish = FinishReason.CONTEXT
 
     def note(self, record: StepRecord, timing: StepTiming, now: float) -> None:
-        """Changes state: the step becomes part of the trace, where one was asked for."""
-        if self.trace is not None:
-            count, drafts = len(record.emitted), self.recipe.drafter is not None
-            self.trace.end(
-                record.emitted, timing, self.history.generated - count, len(self.history.tokens) - count,
-                now - self.started, drafts=drafts,
-                failed=drafts and self.drafter is None, costs=self.recipe.costs,
-            )  # fmt: skip
+        """Changes state: the step is to be counted, at the latest when somebody looks."""
+        self._uncounted.append((record, timing, now))
+        if self.trace is not None:  # it is told of the next step's plan before that step runs
+            self.count()
+
+    def count(self) -> None:
+        """Changes state: steps become part of the statistics, and of the trace where one was asked for."""
+        with self._reading:
+            while self._uncounted:
+                record, timing, now = self._uncounted.popleft()
+                emitted, drafts = len(record.emitted), self.recipe.drafter is not None
+                self.stats.count(record, timing, emitted)
+                self.stats.first_token_s = self.stats.first_token_s or now - self.started
+                if self.trace is not None:
+                    self.trace.end(
+                        record.emitted, timing, self.history.generated - emitted, len(self.history) - emitted,
+                        now - self.started, drafts=drafts, failed=drafts and self.drafter is None,
+                        costs=self.recipe.costs,
+                    )  # fmt: skip
 
     def close(self, reason: FinishReason) -> None:
         """Flush held-back text. The first reason stands."""
         self.finish = self.finish or reason
-        if self.text is not None and (last := self.text.finish()):
-            self._show(last)
+        self.read(last=True)
+
+    def read(self, last: bool = False) -> None:
+        """Changes state: what was said is decoded, the `last` of it too. From any thread.
+
+        Without stop strings nobody needs a text before somebody asks for it.
+        """
+        if self.text is None or (self._read == self._said and not last):
+            return
+        with self._reading:
+            said = self._said
+            try:
+                for piece in (self.text.extend(self.history.output[self._read : said]), last and self.text.finish()):
+                    if piece:
+                        self._show(piece)
+            except Exception as error:  # of its tokenizer: it ends before the next step
+                self.error, self.cancelled = self.error or error, True
+            self._read = said
 
     def _show(self, piece: str) -> None:
         self.pieces.append(piece)
@@ -230,15 +276,19 @@ class Running:
             self._undelivered.append(piece)
 
     def deliver(self) -> None:
-        """Tells the listener what is new. One that fails ends the request."""
+        """Tells the listener what is new, and counts it. One that fails ends the request."""
+        self.count()
         if self.listener is None:
             return
-        first, text = self._delivered, "".join(self._undelivered)
+        self.read()
+        with self._reading:
+            text = "".join(self._undelivered)
+            self._undelivered.clear()
+        first = self._delivered
         new = tuple(self.history.output[first:])
         if not new and not text and not self.left:
             return
         self._delivered = len(self.history.output)
-        self._undelivered.clear()
         logprobs = tuple(self.logprobs[len(self.logprobs) - len(new) :]) if self.params.logprobs is not None else ()
         end = self.generation() if self.left else None
         try:
@@ -251,6 +301,8 @@ class Running:
 
     def generation(self) -> Generation:
         """As it is now: later steps do not change it."""
+        self.count()
+        self.read()
         return Generation(
             text=self.text.text if self.text else "",
             token_ids=list(self.history.output),

@@ -44,14 +44,28 @@ class TextStream:
         """All that was emitted so far."""
         return "".join(self._pieces)
 
+    @property
+    def waits(self) -> bool:
+        """Whether tokens may come later than they were said: there is no stop string that they could complete."""
+        return not self._stop
+
     def push(self, token: int) -> str:
         """The text that is now certain; often a word, sometimes nothing."""
+        return self._push((token,))
+
+    def extend(self, tokens: Sequence[int]) -> str:
+        """`push` of each of them, decoded together where nothing has to be found out in between."""
+        size = 1 if self._stop or self._byte_tokens else WINDOW
+        return "".join(self._push(tokens[first : first + size]) for first in range(0, len(tokens), size))
+
+    def _push(self, tokens: Sequence[int]) -> str:
+        """Several only where there are neither stop strings nor tokens of single bytes."""
         if self.stopped or self._finished:
             raise RuntimeError("this text has ended: no token may follow a stop string or finish()")
-        self._window.append(token)
+        self._window.extend(tokens)
         window = self._decode(self._window)
         # A token without text (a special one) does not end a run: decoders join the bytes on both its sides.
-        in_run = token in self._byte_tokens or (self._byte_run and window == self._seen)
+        in_run = tokens[-1] in self._byte_tokens or (self._byte_run and window == self._seen)
         self._byte_run = self._byte_run + 1 if in_run else 0
         self._seen = window
         if (found := self._find_stop(window)) is not None:

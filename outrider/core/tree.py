@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.core.errors import UnsupportedDraws
 
+_NO_PARENT, _NO_DEPTH = np.array([-1], dtype=np.int64), np.array([0], dtype=np.int64)  # of node 0; never written to
 NOTHING = -1  # a draw without a token, a draw without a child, a draw without a row
 
 
@@ -117,7 +118,7 @@ class TokenTree:
 
     @property
     def depth(self) -> int:
-        return int(self.depths.max())
+        return int(self.depths.max()) if len(self.tokens) > 1 else 0
 
     def children(self, node: int) -> list[int]:
         return [int(i) for i in np.nonzero(self.parents == node)[0]]
@@ -205,7 +206,7 @@ class TokenTree:
 
 def root(pending: int) -> TokenTree:
     """A tree with nothing to verify: plain decoding's step."""
-    return TokenTree(np.array([pending], dtype=np.int64), np.array([-1], dtype=np.int64), ((),))
+    return TokenTree(np.array([pending], dtype=np.int64), _NO_PARENT, ((),))
 
 
 def chain(pending: int, tokens: Sequence[int], rows: Sequence[QRow] | None = None, origin: str = "") -> TokenTree:
@@ -305,6 +306,8 @@ def _same(a: QRow, b: QRow) -> bool:
 
 
 def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    if parents is _NO_PARENT:
+        return _NO_DEPTH
     first, *below = parents.tolist()
     assert first == -1, "node 0 has no parent"
     depths = [0]

@@ -51,7 +51,7 @@ def keep_top_p(scores: Tensor, p: float) -> Tensor:
     return torch.from_numpy(np.where(out, -math.inf, row))
 
 
-def _top_p_together(scores: Tensor, p: float) -> Tensor:
+def _top_p_together(scores: Tensor, p: float | Tensor) -> Tensor:
     values = torch.sort(scores, descending=True).values
     odds = (values - values[..., :1]).exp_()
     reached = odds.cumsum(-1, dtype=torch.float64) / odds.sum(-1, keepdim=True, dtype=torch.float64)
@@ -60,6 +60,42 @@ def _top_p_together(scores: Tensor, p: float) -> Tensor:
     tied = scores == floor
     out = (scores < floor) | (tied & (tied.cumsum(-1) > kept - (scores > floor).sum(-1, keepdim=True)))
     return scores.masked_fill(out, -math.inf)
+
+
+def truncate_together(
+    scores: Tensor, ks: NDArray[np.int64], ps: NDArray[np.float64], min_ps: NDArray[np.float64]
+) -> Tensor:
+    """[rows, V]: `keep_top_k`, `keep_top_p`, `keep_min_p`, with values for each row; no row is asked for a value."""
+    width = scores.shape[1]
+    ks = np.where(ks > 0, np.minimum(ks, width), width)
+    if (rows := np.flatnonzero(ks < width)).size:
+        some = _picked(scores, rows)
+        last = _column(ks[rows] - 1, scores.device)
+        floor = torch.topk(some, int(ks[rows].max())).values.gather(1, last)
+        scores = _put(scores, rows, some.masked_fill(some < floor, -math.inf))
+    if (rows := np.flatnonzero(ps < 1)).size:
+        kept = _top_p_together(_picked(scores, rows), _column(ps[rows], scores.device))
+        scores = _put(scores, rows, kept)
+    if (rows := np.flatnonzero(min_ps)).size:
+        some = _picked(scores, rows)
+        floor = some.amax(1, keepdim=True) + _column(np.log(min_ps[rows]).astype(np.float32), scores.device)
+        scores = _put(scores, rows, some.masked_fill(some < floor, -math.inf))
+    return scores
+
+
+def _picked(scores: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """These rows; without a copy where they are all."""
+    return scores if len(rows) == len(scores) else scores[torch.from_numpy(rows).to(scores.device, non_blocking=True)]
+
+
+def _put(scores: Tensor, rows: NDArray[np.int64], new: Tensor) -> Tensor:
+    if len(rows) == len(scores):
+        return new
+    return scores.index_copy(0, torch.from_numpy(rows).to(scores.device, non_blocking=True), new)
+
+
+def _column(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)[:, None]
 
 
 def keep_min_p(scores: Tensor, min_p: float) -> Tensor:

@@ -54,9 +54,9 @@ class Mix:
             drafter.begin(slot, context)
 
     def absorb(self, chunks: Sequence[Chunk]) -> None:
-        """A part that sleeps is spared prompts, as it is spared the rows of steps."""
+        """A part that is not to draft soon is spared prompts, as one that sleeps is spared the rows of steps."""
         for number, drafter in enumerate(self.drafters):
-            if self.advice.awake(number):
+            if self.advice.reads(number):
                 drafter.absorb(chunks)
 
     def end(self, slot: int) -> None:

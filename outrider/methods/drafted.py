@@ -89,6 +89,14 @@ class DySpecOptions(TreeOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class STreeOptions(TreeOptions):
+    budget: int = budget_option(12)
+    depth: int = option(4, "how deep a tree may be", least=1)
+    beam: int = option(3, "nodes expanded at each depth, and children of each", least=1)
+    verifier: VerifierName = option("invariant", "acceptance rule")
+
+
+@dataclass(frozen=True, slots=True)
 class CostAwareOptions(TreeOptions):
     budget: int = budget_option(32)
     depth: int = option(8, "how deep a tree may be", least=1)
@@ -204,6 +212,12 @@ def _top_plus_one(parts: Parts, options: KAryOptions) -> Grower:
     return TopPlusOne(expansion("expansion", options.expansion))
 
 
+def _beams(parts: Parts, options: STreeOptions) -> Grower:
+    from outrider.grow.topk import TopK
+
+    return TopK(options.beam, options.beam, options.depth)
+
+
 def _cost_aware(parts: Parts, options: CostAwareOptions) -> Grower:
     from outrider.grow.cost_aware import CostAware
 
@@ -259,6 +273,10 @@ RECIPES = (
     _info(
         "traversal", "a tree without replacement, verified from the leaves to the root",
         "arXiv 2505.12398", TraversalOptions, _tree("traversal", _k_ary("without-replacement")), "verify/traversal.py",
+    ),
+    _info(
+        "stree", "beams of a small recurrent draft as a tree, for targets with recurrent layers",
+        "arXiv 2505.14969", STreeOptions, _tree("stree", _beams), "runtime/recurrent/linear.py",
     ),
     _info(
         "cost-aware-tree", "the shape of most tokens per second, from learnt acceptance and measured step costs", "-",

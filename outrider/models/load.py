@@ -76,9 +76,9 @@ def load_model(
             raise InputError("revision has no meaning for a model that is already loaded; leave it out")
         model = source
         if device is not None:
-            model.to(parse_device(device))
+            _move(model, parse_device(device))
         if wanted is not None:
-            model.to(wanted)
+            _move(model, wanted)
         name = source.name_or_path or type(source).__name__
         return _ready(model, tokenizer or _tokenizer_of(source, trust_remote_code), name)
 
@@ -101,7 +101,19 @@ def load_model(
             raise _explain(error, place, offline=common.get("local_files_only", False)) from error
         tokenizer = tokenizer or _load_tokenizer(place, common)
     model.requires_grad_(False)
-    return _ready(model if spread else model.to(at), tokenizer, place.name)
+    if not spread and model.device != at:
+        _move(model, at)
+    return _ready(model, tokenizer, place.name)
+
+
+def _move(model: PreTrainedModel, to: torch.device | torch.dtype) -> None:
+    """To a device or a dtype, which not every quantised model can be moved to."""
+    try:
+        model.to(to)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InputError(
+            f"the model cannot be moved to {to} ({first_line(error)}); load it there with transformers and give that"
+        ) from error
 
 
 def is_model(source: object) -> TypeGuard[PreTrainedModel]:

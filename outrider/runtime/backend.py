@@ -44,6 +44,7 @@ class Backend(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def token_bytes(self) -> int: ...  # that a token takes in the cache
+    def slot_bytes(self, rows: int) -> int: ...  # that a slot takes besides, with so many rows in flight
     @property
     def max_rows(self) -> int | None: ...  # of one tree, at most; None: as many as are asked for
     @property

@@ -2,7 +2,7 @@
 
 A slot holds the text that is committed and, behind it, the rows of candidates that ran since: node i of a tree stands
 i places behind the text. A cache is told which of them stay (`keep`); one of keys and values moves them there, a
-recurrent state would be replayed along the path. What it is not told to keep, the next pass may write over.
+recurrent state is replayed along the path (`recurrent/`). What it is not told to keep, the next pass may write over.
 """
 
 from __future__ import annotations

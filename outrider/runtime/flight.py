@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from outrider.core.records import Needs
 from outrider.core.tree import TokenTree
 
+_ITSELF = np.ones((1, 1), dtype=np.bool_)  # what a row without candidates sees in flight; never written to
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -48,4 +50,6 @@ def text_block(slot: int, length: int, tokens: NDArray[np.int64]) -> Block:
 
 def tree_block(slot: int, length: int, tree: TokenTree, done: int = 0) -> Block:
     """The nodes of a tree from `done` on: every row sees its ancestors."""
+    if len(tree) == 1:
+        return Block(slot, length, tree.tokens, tree.depths, _ITSELF)
     return Block(slot, length, tree.tokens, tree.depths, tree.ancestor_mask()[done:], done)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.core.errors import InputError, OutriderError
-from outrider.core.records import Needs, Piece, Scores, Traits
+from outrider.core.records import NO_NEEDS, Needs, Piece, Scores, Traits
 from outrider.runtime.backend import Backend, Bounds
 from outrider.runtime.blocks.texts import as_tokens
 from outrider.runtime.flight import Block, text_block, tree_block
@@ -24,6 +24,7 @@ from outrider.runtime.packed import available
 
 log = logging.getLogger(__name__)
 FIXED_BYTES = 4 << 30  # of a cache that sets aside a whole context for every slot
+GPU_SHARE = 0.5  # of the memory that a GPU has free: drafters, recordings and what passes compute need some, too
 FREE_SHARE = 0.7  # of the memory that is free: what a cache of blocks may grow to
 
 
@@ -34,7 +35,7 @@ class SlotTarget:
         *,
         max_slots: int = 8,
         max_context: int | None = None,  # None: as far as the model goes
-        cache_bytes: int | None = None,  # None: most of what is free where texts take what they use, elsewhere 4 GiB
+        cache_bytes: int | None = None,  # None: as `default_bytes` says
         max_rows: int = 256,
         prompt_rows: int = 512,  # rows of text in one pass, all slots together
         self_test: bool | None = None,  # None: for architectures that our tests do not cover
@@ -100,21 +101,31 @@ class SlotTarget:
     @torch.inference_mode()
     def fork(self, slot: int, length: int | None = None) -> int:
         """A new slot with the same first tokens, by default all that are committed; what is in flight stays behind."""
-        committed = self.length(slot)
-        return self._given(self._texts.fork(slot, committed if length is None else min(length, committed)))
+        tokens = self._texts.tokens(slot)[:length]
+        twin = self._given(self._texts.fork(slot, len(tokens)))
+        self._run_again(twin, tokens)
+        return twin
 
     @torch.inference_mode()
     def truncate(self, slot: int, length: int) -> None:
         """Changes state: what stands behind the first `length` tokens is forgotten."""
         if length < self.length(slot):
+            tokens = self._texts.tokens(slot)[:length]
             self._texts.truncate(slot, length)
+            self._run_again(slot, tokens)
+
+    def _run_again(self, slot: int, tokens: NDArray[np.int64]) -> None:
+        """Changes state: a slot holds all of these tokens, where a cache of states has gone back further than asked."""
+        for begin in range(self.length(slot), len(tokens), self._prompt_rows):
+            self.run([Piece(slot, tokens[begin : begin + self._prompt_rows].tolist())], NO_NEEDS)
 
     @torch.inference_mode()
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Changes state: the pending token and the path of each slot's tree are text, the rest of it is forgotten."""
         self._cache.keep(slots, [self.length(slot) for slot in slots], paths)
         for slot, path in zip(slots, paths, strict=True):
-            self._texts.append(slot, as_tokens(self._trees.pop(slot)[[0, *path]]))
+            tokens = self._trees.pop(slot)
+            self._texts.append(slot, as_tokens(tokens[[0, *path]] if path else tokens[:1]))
 
     # Passes
 
@@ -165,7 +176,9 @@ class SlotTarget:
 
 
 def default_bytes(backend: Backend) -> int:
-    """Of a cache: where a text takes what it uses, most of the memory that is free."""
+    """Of a cache: where a text takes what it uses, most of the memory that is free; half of what a GPU has free."""
+    if backend.device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(backend.device)[0])
     return FIXED_BYTES if backend.reserves else int(FREE_SHARE * available())
 
 
@@ -183,11 +196,12 @@ def bounded(backend: Backend, slots: int, context: int | None, cache_bytes: int,
     if context is not None and context > limit:
         log.warning("max_context %d is cut to %d: %s", context, limit, reason)
     context = limit if context is None else min(context, limit)
-    size, token = backend.block_size, backend.token_bytes
-    fitting = cache_bytes // (token * size) * size - rows - 1  # tokens of one slot that the bytes allow
+    size, token, fixed = backend.block_size, max(1, backend.token_bytes), backend.slot_bytes(rows)
+    fitting = (cache_bytes - fixed) // (token * size) * size - rows - 1  # tokens of one slot that the bytes allow
     if fitting < 1:
         raise InputError(
-            f"cache_bytes {cache_bytes} hold no token at {token} bytes each and {rows} rows in flight; "
+            f"cache_bytes {cache_bytes} hold no token at {token} bytes each, {rows} rows in flight and {fixed} bytes "
+            "of states; "
             "raise cache_bytes or lower max_rows"
         )
     if fitting < context:
@@ -195,7 +209,7 @@ def bounded(backend: Backend, slots: int, context: int | None, cache_bytes: int,
         context = fitting
     if not backend.reserves:
         return Bounds(slots, context, rows, cache_bytes)
-    most = cache_bytes // (token * (context + rows + 1))
+    most = cache_bytes // (token * (context + rows + 1) + fixed)
     if most < slots:
         log.info("%d slots of %d: cache_bytes allow no more at %d tokens each", most, slots, context)
     return Bounds(min(slots, most), context, rows, cache_bytes)

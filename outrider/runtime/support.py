@@ -6,7 +6,7 @@ A configuration is refused for what it says about itself; what it does not say i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -43,8 +43,11 @@ LIMITS = (
 DEFAULT_CONTEXT = 4096  # for models without positional limit
 
 
-def refuse_unsupported(model: Any) -> None:
-    """Raise with one sentence if the configuration already says that the model cannot be right, or its mode does."""
+def refuse_unsupported(model: Any, *, states: bool = False) -> None:
+    """Raise with one sentence if the configuration already says that the model cannot be right, or its mode does.
+
+    `states`: the runtime knows the model's recurrent layers and carries their states.
+    """
     name = type(model).__name__
     text = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -53,7 +56,7 @@ def refuse_unsupported(model: Any) -> None:
     for kind in foreign:
         if kind in SPARSE_LAYERS:
             raise UnsupportedModel(f"{name} has sparse attention ({kind}): {SPARSE_LAYERS[kind]}")
-    if getattr(model, "_is_stateful", False) or foreign:
+    if not states and (getattr(model, "_is_stateful", False) or foreign):
         what = f" ({', '.join(foreign)})" if foreign else ""
         raise UnsupportedModel(
             f"{name} has recurrent or state-space layers{what}; their state cannot branch into a tree in this runtime"
@@ -67,12 +70,19 @@ def refuse_unsupported(model: Any) -> None:
             f"{name} counts positions from its padding id where it finds them itself, and from 0 in transformers' "
             "generate: there is no one output to keep"
         )
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if not states and not cache_argument(model):
         raise UnsupportedModel(f"{name} takes no key/value cache (`past_key_values`); this runtime needs one")
     if not model.can_generate() or model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name} has no language-model head; load it as AutoModelForCausalLM")
+    refuse_dependent(model)
     if model.training:
         raise InputError("the model is in training mode, where dropout is random; call model.eval() first")
+
+
+def cache_argument(model: Any) -> str:
+    """The name by which a model takes its cache; empty where it takes none."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in taken), "")
 
 
 _MLP_LAYERS = frozenset({"dense", "sparse", "moe", "mlp"})
@@ -115,3 +125,99 @@ def plain_logits(model: Any, tokens: Tensor) -> Tensor:
             f"in {first_line(error, typed=True)}"
         ) from error
     return logits
+
+
+# Quantised by transformers: a row's result may not depend on the rows beside it in a pass, or a tree's rows are not
+# what the model says of each text alone. Weights in fewer bits keep to that, and so do activations that are scaled row
+# by row; what scales them over the whole pass does not. A method that is not listed is refused: nobody looked at it.
+REMEDY = "or load the model's unquantised weights, or weights by awq, gptq, or bitsandbytes in 4 bits"
+Settings = Mapping[str, Any]
+
+
+def refuse_dependent(model: Any) -> None:
+    """Raise with one sentence where a row of this model depends on the rows beside it, or may."""
+    settings = _settings(model.config)
+    if not settings:
+        return
+    method = _method(settings)
+    judge = METHODS.get(method)
+    why, remedy = judge(settings) if judge else (f"how {method} treats the rows of a pass is not known", "")
+    if why:
+        said = f"{remedy}, {REMEDY}" if remedy else REMEDY.removeprefix("or ")
+        raise UnsupportedModel(f"{type(model).__name__} is quantised by {method}: {why}; {said}")
+
+
+def is_quantised(model: Any) -> bool:
+    return bool(_settings(model.config))
+
+
+def refuse_quantised(model: Any, runtime: str) -> None:
+    """For a runtime that reads the weights itself."""
+    if is_quantised(model):
+        name, method = type(model).__name__, _method(_settings(model.config))
+        raise UnsupportedModel(
+            f"{name} is quantised by {method}, whose weights the runtime {runtime} does not read; use eager"
+        )
+
+
+def _settings(config: Any) -> Settings:
+    """What a configuration says of its quantisation; nothing where the weights were made plain numbers again."""
+    found = getattr(config, "quantization_config", None)
+    settings: Settings = found if isinstance(found, Mapping) else found.to_dict() if found is not None else {}
+    return {} if settings.get("dequantize") else settings
+
+
+def _method(settings: Settings) -> str:
+    name = settings.get("quant_method", "an unnamed method")
+    return str(getattr(name, "value", name))
+
+
+# Each gives why it is refused and what would help; two empty texts where it is run.
+
+
+def _always(_: Settings) -> tuple[str, str]:
+    return "", ""
+
+
+def _bitsandbytes(settings: Settings) -> tuple[str, str]:
+    if not settings.get("load_in_8bit") or not settings.get("llm_int8_threshold", 6.0):
+        return "", ""
+    return "in 8 bits it picks outliers over all rows of a pass", "load it with llm_int8_threshold=0"
+
+
+def _fp8(settings: Settings) -> tuple[str, str]:
+    by_block = settings.get("weight_block_size") is not None
+    if by_block or settings.get("activation_scheme") == "static":
+        return "", ""
+    return "without blocks it may scale a pass as a whole", "load it with dequantize=True"
+
+
+def _compressed(settings: Settings) -> tuple[str, str]:
+    groups = settings.get("config_groups") or {}
+    inputs = [group.get("input_activations") for group in groups.values() if isinstance(group, Mapping)]
+    whole = [one for one in inputs if one and one.get("dynamic") and one.get("strategy") not in ("token", "group")]
+    return ("its activations are scaled over a whole pass", "take one with activations by token") if whole else ("", "")
+
+
+def _quanto(settings: Settings) -> tuple[str, str]:
+    if settings.get("activations") is None:
+        return "", ""
+    return "its activations may be scaled over a whole pass", "load it with activations=None"
+
+
+def _torchao(settings: Settings) -> tuple[str, str]:
+    said = repr(settings.get("quant_type", "")).lower().replace("_", "")
+    if "weightonly" in said or ("perrow" in said and "pertensor" not in said):
+        return "", ""
+    return "its activations may be scaled over a whole pass", "use a weight-only kind, or PerRow granularity"
+
+
+METHODS: Mapping[str, Callable[[Settings], tuple[str, str]]] = {
+    **dict.fromkeys(("awq", "gptq", "aqlm", "hqq", "eetq", "mxfp4", "gguf"), _always),  # weights only
+    **dict.fromkeys(("fbgemm_fp8", "bitnet"), _always),  # activations row by row
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "quanto": _quanto,
+    "torchao": _torchao,
+}

@@ -62,7 +62,11 @@ def make_app(link: EngineLink, text: Text, settings: Settings | None = None) -> 
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        await link.start()
+        try:
+            await link.start()
+        except OutriderError as error:
+            app.state.refused = error  # for who runs the server, who says it in a line
+            raise
         try:
             yield
         finally:
@@ -88,7 +92,7 @@ def make_app(link: EngineLink, text: Text, settings: Settings | None = None) -> 
         },
     )  # fmt: skip
     app.router.redirect_slashes = False
-    app.state.front = front
+    app.state.front, app.state.refused = front, None
     return app
 
 

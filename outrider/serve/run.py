@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -15,6 +16,7 @@ from outrider.core.errors import InputError
 from outrider.serve.front import Front
 
 POLL_S = 0.05
+LAST_PORT = 65535
 
 
 class Server(uvicorn.Server):
@@ -53,7 +55,7 @@ class Server(uvicorn.Server):
 
 
 def serve(app: Starlette, told: Callable[[str], None] = print) -> None:
-    """Blocks until a signal ends it."""
+    """Blocks until a signal ends it. What the engine refuses when it is loaded is raised as it is."""
     front: Front = app.state.front
     settings = front.settings
     config = uvicorn.Config(
@@ -61,12 +63,18 @@ def serve(app: Starlette, told: Callable[[str], None] = print) -> None:
         timeout_keep_alive=int(settings.keep_alive_s), limit_concurrency=settings.max_connections, backlog=2048,
         timeout_graceful_shutdown=5, h11_max_incomplete_event_size=settings.max_header_bytes, ws="none",
     )  # fmt: skip
-    with door(settings.host, settings.port) as bound:
-        Server(config, front, told).run(sockets=[bound])
+    logging.getLogger("uvicorn.error").addFilter(lambda _: app.state.refused is None)  # it would show a traceback
+    try:
+        with door(settings.host, settings.port) as bound:
+            Server(config, front, told).run(sockets=[bound])
+    except SystemExit:  # of a start that failed
+        raise app.state.refused or RuntimeError("the server did not start") from None
 
 
 def door(host: str, port: int) -> socket.socket:
     """Bound before a model is loaded, so that a port in use costs nobody a minute."""
+    if not 0 <= port <= LAST_PORT:
+        raise InputError(f"--port {port}: use 1 to {LAST_PORT}, or 0 for any that is free")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)

@@ -133,6 +133,6 @@ def run() -> Any:
     from outrider.cli import app
 
     def call(*args: str, input: str | bytes | None = None) -> Any:
-        return CliRunner().invoke(app, list(args), input=input)
+        return CliRunner().invoke(app, list(args), input=input, prog_name="outrider")
 
     return call

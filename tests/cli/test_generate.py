@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outrider.cli.paint import BRACKETS
 from outrider.core.errors import InputError
@@ -215,3 +218,12 @@ def test_a_defect_is_one_line_unless_debugging(run: Any, engine: Any) -> None:
     assert result.exit_code == 1 and result.stderr.startswith("error: ZeroDivisionError: two lines;")
     assert result.stderr.count("\n") == 1
     assert isinstance(run("--debug", "generate", "Hello").exception, ZeroDivisionError)
+
+
+def test_origins_are_in_brackets_where_colours_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = import_module("outrider.cli.generate")  # `outrider.cli.generate` may be the command of that name
+    monkeypatch.setattr(generate, "out", partial(Console, force_terminal=True, color_system="standard"))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert generate._colours()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not generate._colours()

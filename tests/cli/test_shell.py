@@ -59,6 +59,41 @@ def test_json_without_a_value_means_standard_output(args: str, filled: list[str]
     assert fill_optional(args.split()) == filled
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("generate hi --bogus", "error: no such option: --bogus; see outrider generate --help"),
+        ("--bogus", "error: no such option: --bogus; see outrider --help"),
+        ("generat hi", "error: no such command 'generat'; did you mean 'generate'; see outrider --help"),
+        ("batch in.jsonl", "error: missing argument 'OUT.jsonl'; see outrider batch --help"),
+        ("index build", "error: missing option '--corpus'; see outrider index build --help"),
+        ("generate hi -n", "error: option '-n' requires an argument; see outrider --help"),
+        ("generate hi -n x", "error: invalid value for '--max-new-tokens' / '-n': "),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_that_says_where_to_look(run: Any, args: str, said: str) -> None:
+    result = run(*args.split())
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(said)
+
+
+def test_a_group_without_a_command_shows_its_help(run: Any) -> None:
+    assert "Usage:" in run("train").output and "error" not in run("train").output
+
+
+@pytest.mark.parametrize("columns", [40, 75, 76, 100])
+@pytest.mark.parametrize("command", ["", "generate", "train run"])
+def test_help_fits_the_terminal_and_cuts_no_name_off(command: str, columns: int) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "outrider", *command.split(), "--help"], capture_output=True, text=True, check=True,
+        encoding="utf-8", env={**ENVIRONMENT, "COLUMNS": str(columns)},
+    ).stdout  # fmt: skip
+    assert max(map(len, shown.splitlines())) <= columns and "…" not in shown
+    assert {"": "--install-completion", "generate": "--repetition-penalty", "train run": "--intermediate"}[
+        command
+    ] in shown
+
+
 def test_help_and_version_import_no_heavy_library() -> None:
     code = "import sys; import outrider.cli; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

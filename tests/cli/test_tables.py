@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
+from outrider.cli.output import FittingConsole
 from outrider.models.doctor import Finding, State
 
 
@@ -56,3 +60,30 @@ def test_demo_shows_when_the_texts_differ(run: Any, engine: Any) -> None:
     result = run("demo", "--json")
     assert result.exit_code == 130
     assert [row["identical"] for row in json.loads(result.stdout)["rows"]] == [True, False]
+
+
+@pytest.mark.parametrize("width", [30, 40, 100])
+def test_a_table_loses_nothing_where_the_terminal_is_narrow(width: int) -> None:
+    table = Table("method", "what it does", "file", title="[bold]methods[/]")
+    table.add_row("prompt-lookup", "copies what [bold]followed[/] an earlier occurrence", "draft/lookup/lookup.py")
+    table.add_row("plain", "", "a-name-that-is-longer-than-any-terminal-of-forty-columns")
+    shown = StringIO()
+    FittingConsole(file=shown, width=width).print(table)
+    lines = [line.rstrip() for line in shown.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width and "…" not in shown.getvalue()
+    assert ("method: prompt-lookup" in lines) == (width < 100)
+    if width < 100:
+        together = "".join("".join(lines).split())
+        assert "copieswhatfollowedanearlieroccurrence" in together and "file:draft/lookup/lookup.py" in together
+        assert together.endswith("file:a-name-that-is-longer-than-any-terminal-of-forty-columns")
+    else:
+        assert sum(line.count("-") for line in lines) == 11  # of the names, wherever they are folded
+
+
+def test_a_table_that_fits_stays_a_table() -> None:
+    table = Table("a", "b")
+    table.add_row("1", "2")
+    fitted, plain = StringIO(), StringIO()
+    FittingConsole(file=fitted, width=40).print(table)
+    Console(file=plain, width=40).print(table)
+    assert fitted.getvalue() == plain.getvalue()

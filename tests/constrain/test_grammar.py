@@ -103,6 +103,24 @@ def test_masks_single_answers_and_advancing_agree_and_states_are_values(backend:
 
 
 @BOTH
+def test_states_of_one_text_are_asked_in_any_order(backend: str) -> None:
+    """Neighbours, ancestors and texts that parted long ago, back and forth."""
+    form = compiled(backend, json_schema=SCHEMA)
+    states = [form.start(())]
+    for text in (b'{"name": "abab", "age": 12, "ok": true}', b'{"name": "ab", "age": 71, "ok": "maybe"}'):
+        at = states[0]
+        for token in WORDS.encode(text):
+            at = form.advance(at, token)
+            states.append(at)
+    rows = [form.mask([state])[0] for state in states]
+    order = np.random.default_rng(7).permutation(np.repeat(np.arange(len(states)), 3)).tolist()
+    for i in order:
+        assert np.array_equal(form.mask([states[i]])[0], rows[i])
+    assert np.array_equal(form.mask([states[i] for i in order]), np.stack([rows[i] for i in order]))
+    assert sum(form.complete(state) for state in states) == 2
+
+
+@BOTH
 def test_what_is_forced_is_legal_and_long(backend: str) -> None:
     form = compiled(backend, json_schema=SCHEMA)
     state = form.start(())

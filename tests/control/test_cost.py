@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,7 @@ def test_a_slow_spell_at_one_size_does_not_make_more_rows_cheaper() -> None:
     curve = CostCurve((1, 2, 4), (1,), (0,), (((1.0, 9.0, 3.0),),))
     times = [curve.seconds(rows) for rows in range(1, 8)]
     assert times == sorted(times)
+    assert curve.seconds(2) == 3.0 and curve.seconds(6) == 3.0, "the slow one stands for those beside it"
 
 
 def test_sizes_that_do_not_fit_are_left_out_and_nothing_left_is_an_error() -> None:
@@ -88,7 +91,7 @@ def test_slots_are_given_back_when_the_target_fails() -> None:
 
 def test_a_stored_curve_is_read_again_and_belongs_to_one_model_and_runtime(tmp_path) -> None:
     target = ToyTarget(ToyLM(5))
-    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1}
+    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1, "clock": itertools.count().__next__}
     first = stored(target, "model-a", "eager", tmp_path, **sizes)
     runs = target.forwards
     assert stored(target, "model-a", "eager", tmp_path, **sizes) == first and target.forwards == runs
@@ -103,7 +106,7 @@ def test_a_stored_curve_is_read_again_and_belongs_to_one_model_and_runtime(tmp_p
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"curve": {}}', "cut", "other"])
 def test_a_damaged_file_is_measured_again(tmp_path, damage: str) -> None:
     target = ToyTarget(ToyLM(5))
-    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1}
+    sizes = {"rows": (1, 2), "contexts": (8,), "repeats": 1, "clock": itertools.count().__next__}
     stored(target, "model-a", "eager", tmp_path, **sizes)
     (path,) = tmp_path.iterdir()
     kept = json.loads(path.read_text())
@@ -123,3 +126,29 @@ def test_a_folder_that_cannot_be_written_only_costs_the_storing(tmp_path) -> Non
     blocked.write_text("")
     curve = stored(ToyTarget(ToyLM(5)), "m", "eager", blocked, rows=(1,), contexts=(8,), repeats=1)
     assert curve.rows == (1,)
+
+
+def test_other_work_beside_some_passes_is_left_out_and_a_curve_that_falls_was_disturbed() -> None:
+    class Disturbed(Slow):
+        passes, every = 0, 5  # some passes of each size
+
+        def run(self, pieces, needs):
+            if pieces[0].tree is not None:
+                self.passes += 1
+                if self.passes % self.every == 0:
+                    self.clock.now += 100.0
+            return super().run(pieces, needs)
+
+    target = Disturbed(ToyLM(5), slots=3, max_context=64)
+    calm = measure(target, (1, 2, 8), (1,), (10,), repeats=5, clock=target.clock)
+    assert [calm.seconds(rows) for rows in (1, 2, 8)] == pytest.approx([1.6, 2.1, 5.1]) and not calm.disturbed
+    assert CostCurve((1, 2, 4), (1,), (0,), (((1.0, 9.0, 3.0),),)).disturbed
+    assert not CostCurve((1, 2, 4), (1,), (0,), (((1.0, 0.9, 1.1),),)).disturbed
+
+
+def test_a_disturbed_curve_is_used_but_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = iter([CostCurve((1, 2), (1,), (0,), (((9.0, 1.0),),)), CURVE])
+    monkeypatch.setattr("outrider.control.cost.measure", lambda *_: next(curves))
+    target = ToyTarget(ToyLM(5), slots=1, max_context=16)
+    assert stored(target, "model", "toy", tmp_path).disturbed and not list(tmp_path.iterdir())
+    assert stored(target, "model", "toy", tmp_path) == CURVE and len(list(tmp_path.iterdir())) == 1

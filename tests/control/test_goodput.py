@@ -59,6 +59,44 @@ def test_a_rest_ends_where_another_text_begins() -> None:
     assert sum(drive(control, 100, lambda i: 3, draft=0.5)) >= 100 - LOOK
 
 
+def test_a_rest_of_a_batch_outlasts_a_single_newcomer_and_ends_once_all_may_be_others() -> None:
+    control = opened()
+    drive(control, 1000, lambda i: 1, draft=0.5, batch=4)
+    for begun in range(4):
+        assert not any(drive(control, 20, lambda i: 3, draft=0.5, batch=4)), begun
+        control.begin(begun)
+    assert sum(drive(control, 20, lambda i: 3, draft=0.5, batch=4)) >= 20 - LOOK
+
+
+def test_a_network_is_spared_prompts_while_a_batch_rests_but_not_that_of_a_text_alone() -> None:
+    for batch in (1, 4):
+        control = Goodput(FULL, [Role.FREE, Role.RUNS], CostModel(lambda rows: 1.0))
+        assert control.reads(0) and control.reads(1)
+        drive(control, 1000, lambda i: 1, draft=0.5, batch=batch)
+        assert control.reads(0) and not control.reads(1)
+        control.begin(0)
+        assert control.reads(1) == (batch == 1)
+    drive(control, 1000, lambda i: 3, draft=0.1, batch=4)
+    assert control.reads(1)
+
+
+def test_a_batch_that_ran_beside_prompts_only_rests_where_the_nearest_one_does() -> None:
+    control = opened()
+    drive(control, 1000, lambda i: 1, draft=0.5, batch=4)
+    beside = StepTiming(0.0, 1.0, 0.0, 3, 3, prompt_rows=8)
+    drafted = []
+    for _ in range(20):
+        drafted.append(any(control.plan([0, 1, 2], [FULL] * 3, Load(3))))
+        record = StepRecord(root(1), Verdict((), 0), (1,), Scores(None))
+        control.observe([0, 1, 2], [record] * 3, beside)
+    assert not any(drafted)
+    control = opened()  # nothing is known of any size
+    for _ in range(20):
+        drafted.append(any(control.plan([0, 1, 2], [FULL] * 3, Load(3))))
+        control.observe([0, 1, 2], [record] * 3, beside)
+    assert sum(drafted) == 20 - LOOK
+
+
 def test_texts_on_which_nothing_is_right_cost_little_however_many_begin() -> None:
     control, on = opened(), []
     for _ in range(50):

@@ -177,3 +177,30 @@ def test_two_automata_allow_what_both_allow() -> None:
     assert legal_of(both).forced() == [5, 6]
     with pytest.raises(InputError, match="constraint is of type int"):
         split(3)  # type: ignore[arg-type]
+
+
+def test_states_of_candidates_that_became_text_are_not_made_again() -> None:
+    class Counted(Finite):
+        def advance(self, state: int, token: int) -> int | None:
+            advanced.append(token)
+            return super().advance(state, token)
+
+    advanced: list[int] = []
+    legal = legal_of(Counted(TABLE.table, TABLE.accepting, V))
+    assert legal.continues(5) and legal.continues(6, (5,)) and legal.continues(1, (5, 6))
+    assert not legal.continues(4, (5,)) and not legal.continues(END, (5, 6))
+    before = len(advanced)
+    for token in (5, 6, 1):
+        legal.append(token)
+    assert len(advanced) == before, "a state was made twice"
+    assert allowed(legal.mask()) == allowed(legal_of(said=[5, 6, 1]).mask()) == {1, 2, 4}
+
+
+@given(st.integers(1, 200), st.integers(0, 2**31))
+@settings(max_examples=50, deadline=None)
+def test_legal_mass_is_the_sum_over_the_bits(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bits = rng.random(size) < rng.choice([0.0, 0.5, 1.0])
+    form = Finite([{int(token): 0 for token in np.flatnonzero(bits)}], frozenset(), size)
+    probs = torch.softmax(torch.from_numpy(rng.normal(size=size).astype(np.float32)), 0)
+    assert Legal(form, (), size).mass(probs) == pytest.approx(float(probs.double().numpy()[bits].sum()), abs=1e-9)

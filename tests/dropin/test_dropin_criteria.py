@@ -17,7 +17,7 @@ import outrider
 from tests.dropin.test_dropin import EOS, Recorder, accept_all, padded_batch, speculate, tiny  # noqa: F401
 
 MANY_ENDS = list(range(2, 30))
-PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "transformers.md"
 
 
 class Watching(StoppingCriteria):

@@ -316,10 +316,8 @@ INDEXED = {**LATENT, "num_key_value_heads": 4, "index_n_heads": 2, "index_head_d
 @pytest.mark.parametrize(
     ("kind", "head", "extra", "sentence"),
     [
-        ("Mamba", "ForCausalLM", {}, "recurrent or state-space"),
-        ("Jamba", "ForCausalLM", {}, "recurrent or state-space"),
-        ("Qwen3Next", "ForCausalLM", {}, "recurrent or state-space"),
-        ("Rwkv", "ForCausalLM", {}, "recurrent or state-space"),
+        ("xLSTM", "ForCausalLM", {}, "recurrent or state-space"),
+        ("Zaya", "ForCausalLM", {"num_hidden_layers": 4}, r"recurrent or state-space layers \(hybrid\)"),
         ("T5", "ForConditionalGeneration", {"d_model": 32, "num_layers": 1}, "encoder-decoder"),
         ("GPT2", "LMHeadModel", {"add_cross_attention": True}, "cross-attention"),
         ("Llama", "Model", {}, "no language-model head"),

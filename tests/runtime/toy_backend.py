@@ -84,6 +84,9 @@ class ToyBackend:
         self.traits = Traits("toy", same_bits=True, mixes=mixes)
         self.passes: list[list[Block]] = []
 
+    def slot_bytes(self, rows: int) -> int:
+        return 0
+
     def positions(self) -> tuple[int, str]:
         return self._context, "the toy ends there"
 

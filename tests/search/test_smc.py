@@ -44,9 +44,9 @@ class Slots(ToyTarget):
         return super()._text(piece, needs)
 
 
-def engine(lm: ToyLM = LM, slots: int = 8) -> Engine:
+def engine(lm: ToyLM = LM, slots: int = 8, decode=None) -> Engine:
     recipe = Recipe("plain", None, Invariant(), Fixed(Budget(0, 0)))
-    return Engine(Slots(lm, slots=slots), recipe, strict=True, eos_ids={END})
+    return Engine(Slots(lm, slots=slots), recipe, strict=True, eos_ids={END}, decode=decode)
 
 
 def automaton():
@@ -121,6 +121,15 @@ def test_prefixes_are_forked_and_every_slot_is_given_back() -> None:
     assert running.target.free_slots == 8
     assert 1 <= population.effective <= 8
     assert all(g.generation.stats.new_tokens == 4 for g in population.texts)
+
+
+def test_particles_that_were_copied_have_the_whole_text() -> None:
+    decode = lambda tokens: "".join("abcd"[token] for token in tokens)  # noqa: E731
+    given = [(engine(decode=decode), PROMPT, replace(DRAWN, seed=seed), automaton(), 8) for seed in range(20)]
+    populations = [particles(*one, threshold=0.95) for one in given]
+    assert sum(population.resampled for population in populations) > 20
+    for one in (one for population in populations for one in population.texts):
+        assert one.generation.text == decode([token for token in one.generation.token_ids if token != END])
 
 
 def test_a_seed_repeats_a_population() -> None:

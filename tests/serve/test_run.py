@@ -11,11 +11,12 @@ import httpx
 import pytest
 import uvicorn
 
+from outrider.api import Outrider
 from outrider.core.errors import InputError
 from outrider.models import LoadedModel
 from outrider.serve.app import make_app
 from outrider.serve.link.local import LocalLink
-from outrider.serve.run import Server, door
+from outrider.serve.run import Server, door, serve
 from outrider.serve.settings import Settings
 from outrider.serve.text import Text
 from tests.serve.conftest import Make
@@ -26,6 +27,24 @@ def test_a_port_in_use_is_named() -> None:
         taken.listen()
         with pytest.raises(InputError, match="--port"):
             door("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999999])
+def test_a_port_that_no_machine_has_is_refused(port: int) -> None:
+    with pytest.raises(InputError, match=f"--port {port}: use 1 to 65535"):
+        door("127.0.0.1", port)
+
+
+def test_what_the_engine_refuses_is_raised_as_it_is(
+    small_model: LoadedModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def load() -> Outrider:
+        raise InputError("too many slots; ask for fewer")
+
+    app = make_app(LocalLink(load), Text(small_model.tokenizer, "small"), Settings(port=0))
+    with pytest.raises(InputError, match="too many slots"):
+        serve(app)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_signal_refuses_what_is_new_and_finishes_what_runs(make_engine: Make, small_model: LoadedModel) -> None:

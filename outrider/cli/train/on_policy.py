@@ -34,7 +34,7 @@ def on_policy(
     dtype: Dtype = None,
     json: Json = None,
 ) -> None:
-    """Let a drafter answer the text's users, to train it on with `outrider train run --from` (DistillSpec).
+    """Let a drafter answer the text's users, to train it on with `outrider train run --from DRAFTER` (DistillSpec).
 
     Run it again after an interruption: it goes on where it was.
     """

@@ -30,7 +30,7 @@ def replay(
     dtype: Dtype = None,
     json: Json = None,
 ) -> None:
-    """Decode with a drafter and write what fell, to train it on with `outrider train run --from`."""
+    """Decode with a drafter and write what fell, to train it on with `outrider train run --from DRAFTER`."""
     check_json(json)
     if min(prompts, new, length, block, batch) < 1:
         raise InputError("--prompts, --max-new-tokens, --length, --block and --batch must be above zero")

@@ -32,7 +32,7 @@ def trim(
 ) -> None:
     """Give a drafter a smaller head: fewer tokens, a lower rank, or both. Nothing is trained; drafting gets cheaper.
 
-    `outrider train run --from` trains it on.
+    `outrider train run --from DRAFTER` trains it on.
     """
     check_json(json)
     check_drafter_folder(folder)

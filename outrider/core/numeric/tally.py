@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 
 class Growing:
@@ -21,14 +19,25 @@ class Growing:
     def view(self) -> NDArray[np.int64]:
         return self._data[: self._size]
 
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, value: int) -> None:
+        self._reserve(self._size + 1)
+        self._data[self._size] = value
+        self._size += 1
+
     def extend(self, values: Sequence[int]) -> None:
         size = self._size + len(values)
+        self._reserve(size)
+        self._data[self._size : size] = values
+        self._size = size
+
+    def _reserve(self, size: int) -> None:
         if size > len(self._data):
             grown = np.empty(max(64, 2 * size), dtype=np.int64)
             grown[: self._size] = self.view
             self._data = grown
-        self._data[self._size : size] = values
-        self._size = size
 
 
 class Tally:
@@ -43,14 +52,19 @@ class Tally:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Changes state."""
-        fresh = dict.fromkeys(t for t in tokens if t < self._limit and t not in self._place)
-        self._place.update({t: len(self._place) + i for i, t in enumerate(fresh)})
-        self._ids.extend(list(fresh))
-        self._counts.extend([0] * len(fresh))
-        np.add.at(self._counts.view, [self._place[t] for t in tokens if t < self._limit], 1)
+        for token in tokens:
+            if token < self._limit:
+                if token not in self._place:
+                    self._place[token] = len(self._place)
+                    self._ids.append(token)
+                    self._counts.append(0)
+                self._counts.view[self._place[token]] += 1
 
-    def plus(self, path: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ids and counts as they would be with `path` appended: the same numbers, so the same bits, as after it is."""
+    def plus(self, path: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ids and counts as they would be with `path` appended: the same numbers, so the same bits, as after it is.
+
+        Views where there is no path: do not keep them.
+        """
         ids, counts = self._ids.view, self._counts.view
         if len(path):
             fresh = [t for t in dict.fromkeys(path) if t < self._limit and t not in self._place]
@@ -58,4 +72,4 @@ class Tally:
             ids = np.concatenate([ids, np.array(fresh, dtype=np.int64)])
             counts = np.concatenate([counts, np.zeros(len(fresh), dtype=np.int64)])
             np.add.at(counts, [place.get(t, self._place.get(t, -1)) for t in path if t < self._limit], 1)
-        return torch.from_numpy(ids), torch.from_numpy(counts)
+        return ids, counts

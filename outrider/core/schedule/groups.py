@@ -18,6 +18,11 @@ class Group:
     members: list[Running]
     seconds: float = 0.0
 
+    @property
+    def planned(self) -> bool:
+        """Whether anybody asks how much to draft: the drafter, or a trace."""
+        return self.recipe.drafter is not None or any(s.trace is not None for s in self.members)
+
     def followers(self) -> tuple[Drafter | None, list[Running]]:
         """The drafter, and the sequences that it has not failed; None where there are none."""
         following = [s for s in self.members if s.drafter is not None]
@@ -33,9 +38,8 @@ def by_recipe(batch: Sequence[Running]) -> list[Group]:
 
 def needs_of(batch: Collection[Running]) -> Needs:
     needs = NO_NEEDS
-    for s in batch:
-        if s.drafter is not None:
-            needs |= s.drafter.needs
-        if s.params.prompt_logprobs is not None:
-            needs |= Needs(logits=True)
+    for drafter in {id(s.drafter): s.drafter for s in batch if s.drafter is not None}.values():
+        needs |= drafter.needs
+    if any(s.params.prompt_logprobs is not None for s in batch):
+        needs |= Needs(logits=True)
     return replace(needs, rounded=all(s.largest_only for s in batch))

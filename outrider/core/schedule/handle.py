@@ -82,6 +82,7 @@ class Handle:
     @property
     def ready(self) -> bool:
         """Whether there is new text of the first sample, or an end."""
+        self.sequences[0].read()
         return self.done or bool(self.sequences[0].pieces)
 
     def cancel(self) -> None:
@@ -106,6 +107,7 @@ class Handle:
 
     def new_text(self) -> str:
         """Text of the first sample that has become safe since the last call, without running anything."""
+        self.sequences[0].read()
         pieces, out = self.sequences[0].pieces, []
         while pieces:
             out.append(pieces.popleft())

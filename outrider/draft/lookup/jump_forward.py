@@ -44,9 +44,11 @@ class JumpForward:
         """Learns nothing."""
 
     def _forced(self, context: Context, budget: Budget) -> TokenTree:
-        room, paths = budget.nodes, []
-        for way in context.continuations():
-            paths.append(way[: min(room, budget.depth)])
+        room, paths, ways = budget.nodes, [], context.continuations()
+        for left, way in zip(
+            range(len(ways), 0, -1), ways, strict=True
+        ):  # what one does not use is for those behind it
+            paths.append(way[: min(-(-room // left), budget.depth)])
             room -= len(paths[-1])
         tree = from_paths(int(context.tokens[-1]), paths, self.name)
         weights = np.power(CLAIM, tree.depths).astype(np.float64)

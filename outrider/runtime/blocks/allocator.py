@@ -10,11 +10,15 @@ from numpy.typing import NDArray
 
 
 class Allocator(Protocol):
-    """Slots in use with their committed texts. All methods but `length` and `fits` change state."""
+    """Slots in use with their committed texts. All methods but `length`, `tokens` and `fits` change state.
+
+    What a fork or a cut keeps may be less than was asked for, where a cache cannot go back to any place.
+    """
 
     @property
     def free_slots(self) -> int: ...
     def length(self, slot: int) -> int: ...  # committed tokens
+    def tokens(self, slot: int) -> NDArray[np.int64]: ...  # a copy of them
     def acquire(self, tokens: NDArray[np.int64], salt: str) -> int | None:
         """A slot that holds as much of the beginning of these tokens as is found; None where all are in use.
 

@@ -80,6 +80,9 @@ class PagedSlots:
         del self._texts[slot].tokens[length:]
         self._shrink(slot, length)
 
+    def tokens(self, slot: int) -> NDArray[np.int64]:
+        return self._texts[slot].array()
+
     def fits(self, reaches: Mapping[int, int]) -> bool:
         if any(reach > (self.table.shape[1] - 1) * self.size for reach in reaches.values()):
             return False

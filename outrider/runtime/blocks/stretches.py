@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,24 @@ from outrider.runtime.blocks.texts import Text, nearest
 from outrider.runtime.cache import StretchCache
 
 
+class Beginnings(Protocol):
+    """How much of the first `length` tokens can be had again from a cache of states, which cannot be cut anywhere."""
+
+    def of_slot(self, slot: int, length: int) -> int: ...
+    def of_copies(self, copies: Sequence[Any], length: int) -> int: ...  # as `rows_at` made them, from the start
+
+
 class StretchSlots:
-    def __init__(self, cache: StretchCache, slots: int, tokens: int, kept: KeptTexts | None = None) -> None:
+    def __init__(
+        self,
+        cache: StretchCache,
+        slots: int,
+        tokens: int,
+        kept: KeptTexts | None = None,
+        beginnings: Beginnings | None = None,  # None: all of a text can be had again
+    ) -> None:
         """All slots in use together hold at most `tokens`, each as many as the longest; finished texts are `kept`."""
-        self._cache, self._tokens, self._kept = cache, tokens, kept
+        self._cache, self._tokens, self._kept, self._beginnings = cache, tokens, kept, beginnings
         self._texts: dict[int, Text] = {}  # of the slots in use
         self._free = list(range(slots))
 
@@ -32,12 +47,15 @@ class StretchSlots:
             return None
         other, length = nearest(self._texts.items(), tokens, salt)
         copies, known = self._kept.find(tokens, salt) if self._kept is not None else ([], 0)
+        if self._beginnings is not None:
+            length = self._beginnings.of_slot(other, length) if length else 0
+            known = self._beginnings.of_copies(copies, known)
         slot = self._free[0]
         if not self._holds({slot: max(length, known)}):
             length = known = 0
         if known > length and self._kept is not None:
             size, length = self._kept.size, known
-            for place, rows in enumerate(copies):
+            for place, rows in enumerate(copies[: -(-known // size)]):
                 self._cache.put(slot, place * size, rows, min(size, known - place * size))
         elif length:
             self._cache.copy(other, slot, length)
@@ -48,6 +66,7 @@ class StretchSlots:
             return None
         source = self._texts[slot]
         self.reserve({self._free[0]: length})
+        length = self._had(slot, length)
         self._cache.copy(slot, self._free[0], length)
         return self._begin(Text(source.salt, source.findable), source.array(length))
 
@@ -69,8 +88,15 @@ class StretchSlots:
         self._texts[slot].tokens.frombytes(tokens.tobytes())
 
     def truncate(self, slot: int, length: int) -> None:
+        length = self._had(slot, length)
         self._cache.cut(slot, length)
         del self._texts[slot].tokens[length:]
+
+    def tokens(self, slot: int) -> NDArray[np.int64]:
+        return self._texts[slot].array()
+
+    def _had(self, slot: int, length: int) -> int:
+        return length if self._beginnings is None else self._beginnings.of_slot(slot, length)
 
     def fits(self, reaches: Mapping[int, int]) -> bool:
         return self._holds(reaches)

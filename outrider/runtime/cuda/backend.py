@@ -1,10 +1,12 @@
-"""CudaBackend: the same transformers models on CUDA, a whole step recorded once and replayed as one graph.
+"""CudaBackend: the same transformers models on CUDA, whole passes recorded and replayed as one graph each.
 
-A step of up to 128 nodes a sequence (accepted paths of the last step moved, forward, likeliest tokens) is one CUDA
-graph for each bucket of rows x batch; sizes in between are padded, padding writes to the bin row of the cache. What
-changes from step to step is one small tensor that is copied in; one synchronisation fetches what was chosen. Prefill
-and what fits no bucket run eagerly on the same cache. Exact: logits are those of independent forwards up to summation
-order. Cost: seconds to record each bucket once.
+A pass of up to 1024 rows of up to 64 sequences, trees of up to 128 nodes and stretches of text side by side, is one
+CUDA graph: accepted paths of the last step moved, forward, likeliest tokens. The rows stand one behind another
+(`packing`); sizes in between are padded, and padding reads nothing. What changes from pass to pass is one small tensor
+that is copied in; one synchronisation fetches what was chosen. A size runs without a graph when it is first met, on the
+same kernels, and is recorded when it is met again; wider trees, and trees deeper than a window, run eagerly on the same
+cache. Exact: logits are those of independent forwards up to summation order. Cost: some tenths of a second to record
+each size; memory for the graphs is bounded by `graph_bytes`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +25,7 @@ import torch
 from outrider.core.errors import InputError, UnsupportedModel
 from outrider.core.protocols import Target
 from outrider.core.records import NO_NEEDS, Needs, Piece, Scores, Traits
-from outrider.core.tree import fixed
+from outrider.core.tree import fixed, root
 from outrider.models.quiet import first_line
 from outrider.runtime.attention import switched
 from outrider.runtime.backend import Bounds
@@ -31,16 +34,17 @@ from outrider.runtime.blocks.stretches import StretchSlots
 from outrider.runtime.cuda import reference
 from outrider.runtime.cuda.cache import DeferredCache
 from outrider.runtime.cuda.fusion import Fusion, real
+from outrider.runtime.cuda.packing import ROWS, Bucket, Packed, pack, passes
 from outrider.runtime.cuda.reference import MAX_NODES
-from outrider.runtime.cuda.step import MOVES, NAME, Outputs, Step, StepCache, running
+from outrider.runtime.cuda.step import MOVES, NAME, Outputs, Shelf, Step, StepCache, running
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.passes import Block, Pass, text_block
 from outrider.runtime.progress import tracked
 from outrider.runtime.selftest import TOLERANCE
 
 log = logging.getLogger(__name__)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-BATCHES = (1, 2, 4, 8, 16, 32)
+ACTIVATIONS = 16  # widths of the model that a row takes in a layer, about
+PREPARED = 64  # rows of a single sequence's widest pass that is recorded beforehand
 
 
 def kernels() -> Any:
@@ -50,22 +54,24 @@ def kernels() -> Any:
     from outrider.runtime.cuda import kernels as rows
     from outrider.runtime.cuda import projection
     from outrider.runtime.cuda.hopper_product import gated
+    from outrider.runtime.cuda.race import pick
     from outrider.runtime.cuda.top import top
     from outrider.runtime.cuda.tree_attention import tree_attention
 
     return SimpleNamespace(
         tree_attention=tree_attention, streams=projection.streams, project=projection.project, parts=projection.parts,
         gated=gated, top=top, rms_norm=rows.rms_norm, add_norm=rows.add_norm, gate=rows.gate,
-        likeliest=rows.likeliest, store_rows=rows.store_rows, move_rows=rows.move_rows,
+        likeliest=rows.likeliest, pick=pick, store_rows=rows.store_rows, move_rows=rows.move_rows,
     )  # fmt: skip
 
 
 class CudaBackend:
     """Holds an eager backend, which runs on the same cache whatever is not recorded."""
 
-    max_rows = prompt_rows = None
+    max_rows = None
+    prompt_rows = 512  # beside as many rows of trees in the largest pass
     block_size, reserves = 1, True
-    traits = Traits("graphs", even=True)  # a step is a recording: what ran before it leaves nothing behind
+    traits = Traits("graphs", even=True, mixes=True)  # what ran before a recording leaves nothing behind
     cache: DeferredCache
 
     def __init__(
@@ -85,16 +91,24 @@ class CudaBackend:
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels() if on_gpu else reference
+        self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
+        self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self._fuse, self._warm_up = fuse, warm_up
         self._fusion: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._steps: dict[tuple[int, int, tuple[int, ...], int], Step | None] = {}
+        self._steps: dict[tuple[Bucket, tuple[int, ...], int], Step] = {}
+        self._shelf = Shelf()
         self._windows: set[int] = set()
+        self._width = self.model.get_input_embeddings().weight.shape[1]
         self._ready = False
         self._refuse_what_cannot_be_recorded()
 
     def _refuse_what_cannot_be_recorded(self) -> None:
         name, adapter = type(self.model).__name__, self._eager.adapter
+        if adapter.mixers:
+            raise UnsupportedModel(
+                f"{name} has recurrent or state-space layers, whose states cannot be recorded; use the runtime eager"
+            )
         if adapter.custom_attention:
             raise UnsupportedModel(
                 f"{name} has attention code of its own, which cannot be recorded; use the runtime eager"
@@ -104,6 +118,9 @@ class CudaBackend:
                 f"{name} takes positions from storage order ({', '.join(sorted(by_storage))}), which cannot be "
                 "recorded; use the runtime eager"
             )
+
+    def slot_bytes(self, rows: int) -> int:
+        return 0
 
     def positions(self) -> tuple[int, str]:
         return self._eager.positions()
@@ -135,15 +152,16 @@ class CudaBackend:
 
     @torch.inference_mode()
     def _record_smallest(self) -> None:
-        """The smallest step, run once: refuses a model whose code cannot be recorded."""
+        """The smallest pass of several rows, run once: refuses a model whose code cannot be recorded."""
         try:
-            step = self._step(1, 2, ())
-            if step is None:
+            packed = pack([_two_tokens()], Needs(logits=True))
+            step = self._step(packed.bucket, NO_NEEDS)
+            self._record(step)
+            if self.capture and not step.graph:
                 raise UnsupportedModel("no graph could be recorded")
-            two = [_two_tokens()]
-            self.cache.rows.touch(two)
-            step.fill(two, [[]])
-            step.run(two)
+            self.cache.rows.touch(packed.blocks)
+            step.fill(packed, [[]])
+            step.run(packed)
         except Exception as error:
             name = type(self.model).__name__
             why = str(error) if isinstance(error, UnsupportedModel) else first_line(error, typed=True)
@@ -152,19 +170,22 @@ class CudaBackend:
             self.cache.rows.wipe(0)
 
     def _compare(self, target: Target) -> None:
-        """Steps against the eager runtime, on a small tree."""
+        """Passes against the eager runtime: two texts together, then a tree behind each, where there are two slots."""
         tree = fixed(np.arange(1, 8) % self.vocab_size, np.array([-1, 0, 0, 1, 2, 2, 4]))
+        trees = [tree.keep(range(min(len(tree), target.max_rows))), root(1)][: target.free_slots]
+        texts = [[3 % self.vocab_size, 0], [0, 5 % self.vocab_size, 1]][: len(trees)]
         found = []
         for self._ready in (False, True):  # each on a cache that holds nothing of the other
-            slot = target.acquire()
+            slots = [target.acquire() for _ in texts]
             try:
-                target.run([Piece(slot, [3 % self.vocab_size, 0])], NO_NEEDS)
-                found.append(target.run([Piece(slot, tree=tree)], NO_NEEDS)[0].logits)
+                target.run([Piece(slot, text) for slot, text in zip(slots, texts, strict=True)], NO_NEEDS)
+                pieces = [Piece(slot, tree=tree) for slot, tree in zip(slots, trees, strict=True)]
+                found.append([scores.logits.float() for scores in target.run(pieces, NO_NEEDS)])  # type: ignore[union-attr]
             finally:
-                target.release(slot)
-        eager, recorded = found
-        assert eager is not None and recorded is not None
-        worst = float((eager.float() - recorded.float()).abs().max() / eager.float().abs().max())
+                for slot in slots:
+                    target.release(slot)
+        eager, packed = (torch.cat(logits) for logits in found)
+        worst = float((eager - packed).abs().max() / eager.abs().max())
         if not worst <= TOLERANCE.get(self.model.dtype, 1e-1):
             name = type(self.model).__name__
             raise UnsupportedModel(
@@ -172,88 +193,108 @@ class CudaBackend:
             )
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
-        """Record the steps of one sequence that bring these now, not each in the middle of a text; any length fits."""
-        fitting = [rows for rows in ROWS[:-1] if rows <= self._bounds.rows]
-        missing = [rows for rows in fitting if (1, rows, needs.hidden, needs.top) not in self._steps]
-        for rows in tracked(missing, "recording steps"):
-            self._step(1, rows, needs.hidden, needs.top)
+        """Record the passes of one sequence that bring these now, not each in the middle of a text; any length fits."""
+        fitting = [Bucket(1, rows, rows) for rows in ROWS if rows <= min(self._bounds.rows, PREPARED)]
+        steps = [self._step(bucket, needs) for bucket in fitting]
+        for step in tracked([step for step in steps if not step.tried], "recording steps"):
+            self._record(step)
 
-    # The step
+    # The pass
 
     def run(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
-        scored = self._ready and all(b.scored(needs) for b in blocks)
-        step, cache = self._bucket(blocks, needs) if scored else None, self.cache
-        if step is None:
-            cache.settle([b.slot for b in blocks])
-            return self._eager.run(blocks, needs)
-        cache.rows.touch(blocks)
-        cache.settle([b.slot for b in blocks if len(cache.waiting.get(b.slot, ())) > MOVES])
-        step.fill(blocks, [cache.take(b.slot) for b in blocks])
-        return step.run(blocks)
+        scores: dict[int, Scores] = {}
+        if apart := [b for b in blocks if not self._fits(b)]:
+            self._do_work()
+            self.cache.settle([b.slot for b in apart])
+            scores |= zip((b.slot for b in apart), self._eager.run(apart, needs), strict=True)
+        for part in passes([b for b in blocks if b.slot not in scores]):
+            scores |= self._run(pack(part, needs), needs)
+        return [scores[b.slot] for b in blocks]
 
-    def _bucket(self, blocks: Sequence[Block], needs: Needs) -> Step | None:
-        """The step that holds these rows; None where they fit none."""
-        nodes, rows = max(len(b.tokens) for b in blocks), max(b.rows for b in blocks)
-        deepest = max(int(b.depths.max()) for b in blocks)
-        if nodes > MAX_NODES or rows > ROWS[-1] or len(blocks) > BATCHES[-1]:
-            return None
-        if self._windows and deepest >= min(self._windows):  # the kernel's window looks at the prefix only
-            return None
-        return self._bucket_of(len(blocks), rows, needs.hidden, needs.top)
+    @torch.inference_mode(False)
+    def _do_work(self) -> None:
+        work, self._work[:] = [*self._work], []
+        for one in work:
+            one()
 
-    def _bucket_of(self, batch: int, rows: int, hidden: tuple[int, ...] = (), top: int = 0) -> Step | None:
-        size = next(size for size in BATCHES if size >= batch)
-        return self._step(size, next(size for size in ROWS if size >= rows), hidden, top)
+    def _fits(self, block: Block) -> bool:
+        """Whether a recorded pass can hold these rows."""
+        if not self._ready or block.rows > ROWS[-1]:
+            return False
+        if block.text:
+            return True
+        if self._windows and int(block.depths.max()) >= min(
+            self._windows
+        ):  # of a tree, windows look at the prefix only
+            return False
+        return len(block.tokens) <= MAX_NODES
 
-    def _step(self, batch: int, rows: int, hidden: tuple[int, ...], top: int = 0) -> Step | None:
-        key = (batch, rows, hidden, top)
+    def _run(self, packed: Packed, needs: Needs) -> dict[int, Scores]:
+        """By slot."""
+        cache, slots = self.cache, [b.slot for b in packed.blocks]
+        step = self._step(packed.bucket, needs if packed.texts < len(slots) else Needs(hidden=needs.hidden))
+        if step.uses and not step.tried:
+            self._record(step)
+        cache.rows.touch(packed.blocks)
+        cache.settle([slot for slot in slots if len(cache.waiting.get(slot, ())) > MOVES])
+        moves, step.moved = [cache.take(slot) for slot in slots], False
+        try:
+            step.fill(packed, moves)
+            return dict(zip(slots, step.run(packed, self._do_work), strict=True))
+        except BaseException:
+            if not step.moved:  # whoever tries again finds the cache as it was
+                cache.waiting |= {slot: pairs for slot, pairs in zip(slots, moves, strict=True) if pairs}
+            raise
+
+    def _step(self, bucket: Bucket, needs: Needs) -> Step:
+        key = (bucket, needs.hidden, needs.top)
         if key not in self._steps:
-            self._steps[key] = self._record(batch, rows, hidden, top)
+            step = self._steps[key] = Step(self.cache.rows, self._ops, bucket, self.device, needs.top)
+            step.replay = self._forward_of(step, needs.hidden)
         return self._steps[key]
 
     @torch.inference_mode()
-    def _record(self, batch: int, rows: int, hidden: tuple[int, ...], top: int) -> Step | None:
-        step = Step(self.cache.rows, self._ops, batch, rows, self.device, top)
-        forward = self._forward_of(step, hidden)
+    def _record(self, step: Step) -> None:
+        """Changes the step, once: it is a graph from now on, unless there is too little memory for it."""
+        step.tried, before = True, step.replay
         if not self.capture:
-            step.replay = forward
-            return step
-        expected = batch * rows * self.vocab_size * 8  # logits and what makes them
-        free = torch.cuda.mem_get_info(self.device)[0]
-        if expected > min(free, self.graph_bytes - self._used):
-            log.warning("steps of %d x %d rows run without a graph: too little GPU memory", batch, rows)
-            return None
-        before = torch.cuda.memory_reserved(self.device)
-        try:
-            step.record(forward, self._pool)
-        except torch.OutOfMemoryError:
-            log.warning("steps of %d x %d rows run without a graph: too little GPU memory", batch, rows)
-            return None
-        except Exception as error:
-            if not self._ready:
-                raise
-            log.warning("steps of %d x %d rows run without a graph: %s", batch, rows, error)
-            return None
-        self._used += max(0, torch.cuda.memory_reserved(self.device) - before)
-        return step
+            return
+        rows, scored = step.bucket.rows, step.bucket.scored
+        expected = 8 * (scored * self.vocab_size + ACTIVATIONS * rows * self._width)
+        free, why = torch.cuda.mem_get_info(self.device)[0], "too little GPU memory"
+        if expected <= min(free, self.graph_bytes - self._used):
+            try:
+                step.record(lambda: self._shelf.put(before()), self._pool)
+                self._used += max(0, free - torch.cuda.mem_get_info(self.device)[0])
+                return
+            except torch.OutOfMemoryError:
+                pass
+            except Exception as error:
+                if not self._ready:
+                    raise
+                why = str(error)
+        log.warning("passes of %d rows of %d sequences run without a graph: %s", rows, step.bucket.sequences, why)
 
     def _forward_of(self, step: Step, hidden: tuple[int, ...]) -> Callable[[], Outputs]:
-        cache = StepCache(self.cache.rows, step)
+        cache, scored, adapter = StepCache(self.cache.rows, step), step.bucket.scored, self._eager.adapter
+        options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
+        if scored < step.bucket.rows and adapter.can_trim:
+            options["logits_to_keep"] = scored
 
         def forward() -> Outputs:
             step.move()
-            with running(step), switched(self._eager.adapter.configs, NAME), self._fusion():
+            with running(step), switched(adapter.configs, NAME), self._fusion():
                 out = self.model(
                     input_ids=step.ids, position_ids=step.positions, past_key_values=cache, use_cache=True,
-                    return_dict=True, **({"output_hidden_states": True} if hidden else {}),
+                    return_dict=True, **options,
                 )  # fmt: skip
                 step.store()
-                logits = real(out.logits)
-                states = {layer: real(out.hidden_states[layer]) for layer in hidden}
+                logits = real(out.logits)[0, -scored:]
+                states = {layer: real(out.hidden_states[layer])[0] for layer in hidden}
             self._windows |= set(step.windows.values())
             if step.top:
                 return Outputs(logits, self._ops.top(logits, step.top), states)
-            return Outputs(logits, self._ops.likeliest(logits)[None, ..., None], states)
+            return Outputs(logits, self._ops.likeliest(logits)[None, :, None], states)
 
         return forward
 

@@ -21,16 +21,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.runtime.cuda.launch import launch, processors, rounds
 from outrider.runtime.cuda.reference import Fresh, Layout
-from outrider.runtime.cuda.tree_attention import SHORT
+from outrider.runtime.cuda.tree_attention import SHORT, many, tiles
 
+fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in earlier Tritons
+meet = getattr(gl, "barrier", None) or gl.thread_barrier  # likewise
 BLOCK, KEYS = 64, 64  # query rows of a program, keys it looks at together
 PATIENCE = 64  # looks at whether the other stretches have come
 LOG2E = gl.constexpr(1.4426950408889634)
 
 
-def fits(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+def fits(query: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> bool:
     """Whether this is a case for the kernel; the caller has seen that only rotary embeddings are asked for."""
-    dim, wide = query.shape[3], query.shape[1] // keys.shape[1] * query.shape[2] >= BLOCK
+    dim, folded = query.shape[3], query.shape[1] // keys.shape[1] * query.shape[2]
+    wide = folded >= BLOCK * layout.sequences  # on average
     return (
         wide
         and dim in (64, 128)
@@ -41,11 +44,16 @@ def fits(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     )  # fmt: skip
 
 
-def _splits(query: Tensor, keys: Tensor) -> int:
+def _programs(query: Tensor, keys: Tensor, layout: Layout) -> int:
+    """That have something to do with one stretch of the context, where sequences have as many rows each."""
+    key_heads, sequences = keys.shape[1], layout.sequences
+    rows = triton.cdiv(layout.rows, sequences)
+    return sequences * key_heads * triton.cdiv(query.shape[1] // key_heads * rows, BLOCK)
+
+
+def _splits(programs: int, capacity: int, device: torch.device) -> int:
     """Stretches of the context: one program a processor, two where it is long."""
-    batch, heads, rows, _ = query.shape
-    programs = batch * keys.shape[1] * triton.cdiv(heads // keys.shape[1] * rows, BLOCK)
-    most = processors(query.device) * (1 if keys.shape[2] <= SHORT else 2)
+    most = processors(device) * (1 if capacity <= SHORT else 2)
     splits = 1
     while 2 * splits * programs <= most and splits < 16:
         splits *= 2
@@ -53,33 +61,35 @@ def _splits(query: Tensor, keys: Tensor) -> int:
 
 
 def tree_attention(
-    query: Tensor,  # [B, Hq, R, D], any strides with dense rows
+    query: Tensor,  # [1, Hq, T, D], any strides with dense rows
     keys: Tensor,  # [slots, Hk, C, D]
     values: Tensor,  # [slots, Hk, C, D]
     layout: Layout,
     scaling: float,
     fresh: Fresh,  # changes state: these rows are stored in the cache
-    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [B, R, D]: query and fresh keys are rotated as read
-) -> Tensor:  # [B, R, Hq, D]
-    batch, heads, rows, dim = query.shape
+    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [1, T, D]: query and fresh keys are rotated as read
+) -> Tensor:  # [1, T, Hq, D], zeros where a row is padding
+    _, heads, rows, dim = query.shape
     key_heads, capacity = keys.shape[1:3]
-    splits = _splits(query, keys)
-    tiles = triton.cdiv(heads // key_heads * rows, BLOCK)
-    alone = batch * key_heads * tiles * splits <= processors(query.device)
+    sequences, group = layout.sequences, heads // key_heads
+    programs, units = _programs(query, keys, layout), tiles(sequences, group * rows, BLOCK)
+    splits = _splits(programs, capacity, query.device)
+    alone = programs * splits <= processors(query.device)
     stages = 5 if alone else 2  # there two programs share a processor
-    space = (batch * key_heads * tiles, splits, BLOCK)
-    out = torch.empty((batch, rows, heads, dim), dtype=query.dtype, device=query.device)
+    space = (units * key_heads, splits, BLOCK)
+    out = torch.empty((1, rows, heads, dim), dtype=query.dtype, device=query.device)
     partial = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
     sums = torch.empty((2, *space), dtype=torch.float32, device=query.device)  # maximum, weight
     # halves of rows are stored apart, so the layout must not mix them
     place = gl.NVMMASharedLayout(swizzle_byte_width=dim, element_bitwidth=16, rank=2)
     read = [TensorDescriptor.from_tensor(part.view(-1, dim), [KEYS, dim], place) for part in (keys, values)]
     cos, sin = rotary or (query, query)
-    _attend[(batch * key_heads, splits, tiles)](
+    _attend[(units * key_heads, splits)](
         query, *read, keys, values, fresh.key, fresh.value, cos, sin, layout.slots, layout.lengths, layout.nodes,
-        layout.words, fresh.places, out, partial, sums, rounds(query.device, 2 * space[0]), *query.stride()[:3],
-        *fresh.key.stride()[:3], *fresh.value.stride()[:3], *cos.stride()[:2], scaling, rows, capacity, dim, key_heads,
-        heads // key_heads, layout.words.shape[2], BLOCK, KEYS, stages, splits, PATIENCE, rotary is not None,
+        layout.begins, layout.counts, layout.causal, layout.words, out, partial, sums,
+        rounds(query.device, 2 * space[0]), *query.stride()[1:3], *fresh.key.stride()[1:3],
+        *fresh.value.stride()[1:3], cos.stride(1), scaling, sequences, capacity, dim, key_heads, group,
+        layout.words.shape[1], many(sequences), BLOCK, KEYS, stages, splits, PATIENCE, rotary is not None,
         num_warps=4, **launch(query.device),
     )  # fmt: skip
     return out
@@ -139,8 +149,8 @@ def _bit(first, second, node, WORDS: gl.constexpr):
 def _ask(keys, values, ring, others, bar, row, there, stage, DIM: gl.constexpr, KEYS: gl.constexpr):
     """One block of keys and values on its way."""
     mbarrier.expect(bar, 4 * KEYS * DIM, pred=there)
-    tma.async_copy_global_to_shared(keys, [row, 0], bar, ring.index(stage), there)
-    tma.async_copy_global_to_shared(values, [row, 0], bar, others.index(stage), there)
+    fetch(keys, [row, 0], bar, ring.index(stage), there)
+    fetch(values, [row, 0], bar, others.index(stage), there)
 
 
 @gluon.jit
@@ -172,20 +182,20 @@ def _shares(counters, part, SPLITS: gl.constexpr, PATIENCE: gl.constexpr):
 
 @gluon.jit
 def _write(
-    out, value, batch, head, start, rows, DIM: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
+    out, value, base, head, start, room, DIM: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
     COUNT: gl.constexpr,
 ):  # fmt: skip
     """Results of query rows from `start` on."""
     whose = start + gl.arange(0, COUNT, gl.SliceLayout(1, value.type.layout))
     d = gl.arange(0, DIM, gl.SliceLayout(0, value.type.layout))
-    to = ((batch * rows + whose % rows) * HEADS * GROUP + head * GROUP + whose // rows) * DIM
-    seen = (whose < GROUP * rows)[:, None] & (d < DIM)[None, :]
+    to = ((base + whose // GROUP) * HEADS * GROUP + head * GROUP + whose % GROUP) * DIM
+    seen = (whose < GROUP * room)[:, None] & (d < DIM)[None, :]
     gl.store(out + to[:, None] + d[None, :], value, mask=seen)
 
 
 @gluon.jit
 def _join(
-    sums, half, partial, out, batch, head, tile, start, rows, DIM: gl.constexpr, HEADS: gl.constexpr,
+    sums, half, partial, out, base, head, tile, start, count, room, DIM: gl.constexpr, HEADS: gl.constexpr,
     GROUP: gl.constexpr, BLOCK: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     """A share of the rows of a tile from all stretches, always in the same order."""
@@ -203,17 +213,28 @@ def _join(
         mass += scale * gl.load(sums + half + p * BLOCK + cell, cache_modifier=".cg")
         at = partial + (p * BLOCK + cell)[:, None] * DIM + d[None, :]
         value += scale[:, None] * gl.load(at, cache_modifier=".cg")
-    value = value / gl.where(mass > 0, mass, 1.0)[:, None]  # a padded row sees nothing: zeros
-    _write(out, value.to(out.dtype.element_ty), batch, head, tile + start, rows, DIM, HEADS, GROUP, share)
+    mass = gl.where(mass > 0, mass, 1.0)
+    mass = gl.where(tile + cell < GROUP * count, mass, float("inf"))  # padding gives zeros
+    value = value / mass[:, None]
+    _write(out, value.to(out.dtype.element_ty), base, head, tile + start, room, DIM, HEADS, GROUP, share)
 
 
-@gluon.jit(do_not_specialize=("rows",))
+@gluon.jit
+def _whose(begins, unit, sequences, GROUP: gl.constexpr, BLOCK: gl.constexpr, MANY: gl.constexpr):
+    """The sequence that a tile belongs to, and which of its tiles it is: see `tiles`."""
+    each = gl.arange(0, MANY, gl.BlockedLayout([MANY // 32], [32], [4], [0]))
+    starts = gl.load(begins + each, mask=each < sequences, other=1 << 20).to(gl.int32) * GROUP // BLOCK + each
+    sequence = gl.sum((starts <= unit).to(gl.int32), 0) - 1
+    return sequence, unit - gl.max(gl.where(starts <= unit, starts, 0), 0)
+
+
+@gluon.jit(do_not_specialize=("sequences",))
 def _attend(
-    query, keys, values, key_rows, value_rows, new_key, new_value, cos, sin, slots, lengths, nodes, words, places, out,
-    partial, sums, counters, query_batch, query_head, query_row, new_key_batch, new_key_head, new_key_row,
-    new_value_batch, new_value_head, new_value_row, cos_batch, cos_row, scaling, rows, CAPACITY: gl.constexpr,
-    DIM: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, WORDS: gl.constexpr, BLOCK: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, PATIENCE: gl.constexpr, HAS_ROTARY: gl.constexpr,
+    query, keys, values, key_rows, value_rows, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts,
+    causal, words, out, partial, sums, counters, query_head, query_row, new_key_head, new_key_row, new_value_head,
+    new_value_row, cos_row, scaling, sequences, CAPACITY: gl.constexpr, DIM: gl.constexpr, HEADS: gl.constexpr,
+    GROUP: gl.constexpr, WORDS: gl.constexpr, MANY: gl.constexpr, BLOCK: gl.constexpr, KEYS: gl.constexpr,
+    STAGES: gl.constexpr, SPLITS: gl.constexpr, PATIENCE: gl.constexpr, HAS_ROTARY: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):  # fmt: skip
     kind: gl.constexpr = keys.dtype
@@ -221,14 +242,30 @@ def _attend(
     laid: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     HALF: gl.constexpr = DIM // 2
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [4, 1], [1, 0])  # 16 bytes a thread
-    batch, head = gl.program_id(0) // HEADS, gl.program_id(0) % HEADS
-    part, tile = gl.program_id(1), gl.program_id(2)
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    unit, head = gl.program_id(0) // HEADS, gl.program_id(0) % HEADS
+    part, batch, tile = gl.program_id(1), 0, unit
+    if MANY > 1:
+        batch, tile = _whose(begins, unit, sequences, GROUP, BLOCK, MANY)
+    origin = gl.load(begins + batch).to(gl.int32)  # of the pass; rows are counted from here on
+    room, count = gl.load(begins + batch + 1).to(gl.int32) - origin, gl.load(counts + batch).to(gl.int32)
+    if tile * BLOCK >= room * GROUP:
+        return
+    if tile * BLOCK >= count * GROUP:  # padding alone
+        if part == 0:
+            if OVERLAP:
+                gdc_wait()
+            nothing = gl.zeros([BLOCK, DIM], out.dtype.element_ty, wide)
+            _write(out, nothing, origin, head, tile * BLOCK, room, DIM, HEADS, GROUP, BLOCK)
+        return
     length, slot = gl.load(lengths + batch).to(gl.int32), gl.load(slots + batch).to(gl.int32)
-    end = length + gl.load(nodes + batch).to(gl.int32)
+    stored = length + gl.load(nodes + batch).to(gl.int32) - count  # where the first row is to stand
+    is_text = gl.load(causal + batch) != 0
+    last = gl.minimum((tile * BLOCK + BLOCK - 1) // GROUP + 1, count)
+    end = stored + gl.where(is_text, last, count)  # of a text, nothing behind the last row of the tile is seen
     chunk = gl.maximum(gl.cdiv(gl.cdiv(end, SPLITS), KEYS), 1) * KEYS
     low = gl.minimum(part * chunk, end)
     stop = gl.minimum(low + chunk, end)
-    stored = gl.minimum(end, gl.load(places + batch * rows).to(gl.int32))  # where the first fresh row is to stand
     blocks = gl.maximum(gl.minimum(gl.minimum(stop, stored), length) - low, 0) // KEYS  # of which all is seen
     base = (slot * HEADS + head) * CAPACITY
     ring = gl.allocate_shared_memory(kind, [STAGES, KEYS, DIM], keys.layout)
@@ -240,20 +277,20 @@ def _attend(
     fence_async_shared()
     for s in gl.static_range(2):  # committed keys were written long before the launch that this one waits for
         _ask(keys, values, ring, others, bars.index(s), base + low + s * KEYS, s < blocks, s, DIM, KEYS)
-    folded = tile * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored))  # a key head's query heads, rows innermost
-    word = words + (batch * rows + folded % rows) * WORDS
-    first = gl.load(word, mask=folded < GROUP * rows, other=0)
+    folded = tile * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored))  # rows, a key head's query heads innermost
+    bound = gl.where(is_text, stored + folded // GROUP + 1, length)  # places below it are seen as text
+    word = words + (origin + folded // GROUP) * WORDS
+    first = gl.load(word, mask=folded < GROUP * count, other=0)
     second = first
     if WORDS > 1:
-        second = gl.load(word + 1, mask=folded < GROUP * rows, other=0)
+        second = gl.load(word + 1, mask=folded < GROUP * count, other=0)
     d, mine = gl.arange(0, HALF, gl.SliceLayout(0, flat)), tile * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, flat))
-    row, inside = mine % rows, (mine < GROUP * rows)[:, None] & (d < HALF)[None, :]
-    angle = batch * cos_batch + d[None, :]
-    c1, c2, s1, s2 = _angles(cos, sin, angle + row[:, None] * cos_row, inside, HALF, HAS_ROTARY)
+    row, inside = origin + mine // GROUP, (mine < GROUP * count)[:, None] & (d < HALF)[None, :]
+    c1, c2, s1, s2 = _angles(cos, sin, row[:, None] * cos_row + d[None, :], inside, HALF, HAS_ROTARY)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    start = query + batch * query_batch + (head * GROUP + mine // rows)[:, None] * query_head + row[:, None] * query_row
+    start = query + (head * GROUP + mine % GROUP)[:, None] * query_head + row[:, None] * query_row
     q1, q2 = _halves(start + d[None, :], c1, c2, s1, s2, inside, HALF, HAS_ROTARY)
     for s in gl.static_range(2, STAGES):
         _ask(keys, values, ring, others, bars.index(s), base + low + s * KEYS, s < blocks, s, DIM, KEYS)
@@ -270,16 +307,17 @@ def _attend(
         largest, weight, total = _absorb(scores, others.index(stage), largest, weight, total, kind, laid)
         more = i + STAGES
         _ask(keys, values, ring, others, bars.index(stage), base + low + more * KEYS, more < blocks, stage, DIM, KEYS)
-    new_key += batch * new_key_batch + head * new_key_head
-    new_value += batch * new_value_batch + head * new_value_head
+    new_key += head * new_key_head
+    new_value += head * new_value_head
+    stores = tile == (count * GROUP - 1) // BLOCK  # the last tile sees all of them, in a tree and in a text
     for at in range(low + blocks * KEYS, stop, KEYS):
         place = at + gl.arange(0, KEYS, gl.SliceLayout(1, flat))
         fresh = ((place >= stored) & (place < stop))[:, None] & (d < HALF)[None, :]
-        here, nth = (base + place).to(gl.int64)[:, None] * DIM + d[None, :], (place - stored)[:, None]
-        t1, t2, u1, u2 = _angles(cos, sin, angle + nth * cos_row, fresh, HALF, HAS_ROTARY)
+        here, nth = (base + place).to(gl.int64)[:, None] * DIM + d[None, :], (origin + place - stored)[:, None]
+        t1, t2, u1, u2 = _angles(cos, sin, nth * cos_row + d[None, :], fresh, HALF, HAS_ROTARY)
         k1, k2 = _halves(new_key + nth * new_key_row + d[None, :], t1, t2, u1, u2, fresh, HALF, HAS_ROTARY)
         v1, v2 = _halves(new_value + nth * new_value_row + d[None, :], t1, t2, u1, u2, fresh, HALF, False)
-        if tile == 0:
+        if stores:
             gl.store(key_rows + here, k1, mask=fresh)
             gl.store(key_rows + here + HALF, k2, mask=fresh)
             gl.store(value_rows + here, v1, mask=fresh)
@@ -295,31 +333,32 @@ def _attend(
         fence_async_shared()
         scores = warpgroup_mma(asked, ring.index(0).permute((1, 0)), blank, use_acc=False) * (scaling * LOG2E)
         seen = at + gl.arange(0, KEYS, gl.SliceLayout(0, scored))
-        sees = (seen < length)[None, :] | ((seen < stop)[None, :] & _bit(first, second, seen - length, WORDS))
+        text = seen[None, :] < bound[:, None]
+        sees = (seen < stop)[None, :] & (text | _bit(first, second, seen - length, WORDS))
         scores = gl.where(sees, scores, float("-inf"))
         largest, weight, total = _absorb(scores, others.index(0), largest, weight, total, kind, laid)
     for s in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(s))
     if SPLITS == 1:
-        mass = gl.where(weight > 0, weight, 1.0)  # a padded row sees nothing: zeros
+        mass = gl.where(weight > 0, weight, 1.0)
+        mass = gl.where(folded < GROUP * count, mass, float("inf"))  # padding gives zeros
         whole = gl.convert_layout(mass, gl.SliceLayout(1, laid))
-        wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
         value = gl.convert_layout((total / whole[:, None]).to(out.dtype.element_ty), wide)
-        _write(out, value, batch, head, tile * BLOCK, rows, DIM, HEADS, GROUP, BLOCK)
+        _write(out, value, origin, head, tile * BLOCK, room, DIM, HEADS, GROUP, BLOCK)
     else:
-        unit = gl.program_id(0) * gl.num_programs(2) + tile
-        half = gl.num_programs(0) * gl.num_programs(2) * SPLITS * BLOCK
+        unit = gl.program_id(0)
+        half = gl.num_programs(0) * SPLITS * BLOCK
         cell, e = gl.arange(0, BLOCK, gl.SliceLayout(1, laid)), gl.arange(0, DIM, gl.SliceLayout(0, laid))
         sums, partial = sums + unit * SPLITS * BLOCK, partial + unit.to(gl.int64) * SPLITS * BLOCK * DIM
         gl.store(sums + part * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored)), largest)
         gl.store(sums + half + part * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(1, scored)), weight)
         gl.store(partial + (part * BLOCK + cell)[:, None] * DIM + e[None, :], total)
-        gl.thread_barrier()
+        meet()
         taken = _shares(counters + 2 * unit, part, SPLITS, PATIENCE)
-        gl.thread_barrier()
+        meet()
         for each in range(SPLITS):
             if (taken >> each) & 1:
                 _join(
-                    sums, half, partial, out, batch, head, tile * BLOCK, each * (BLOCK // SPLITS), rows, DIM, HEADS,
-                    GROUP, BLOCK, SPLITS,
+                    sums, half, partial, out, origin, head, tile * BLOCK, each * (BLOCK // SPLITS), count, room, DIM,
+                    HEADS, GROUP, BLOCK, SPLITS,
                 )  # fmt: skip

@@ -27,6 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.runtime.cuda.launch import launch, processors, shared_bytes
 
+fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in earlier Tritons
 MIN_ROWS, MAX_ROWS = 2, 64  # one needs no matrix unit, more are left to the vendor's library
 TILE, SLICE = 64, 128  # outputs of a program, inputs it looks at together
 READY = 3  # slices of the weights asked for before the rows are there: more would be in the rows' way
@@ -101,15 +102,15 @@ def _ask(
     run = begin + step // RUN
     row, at = run // PARTS * TILE, _column(step, run, RUN, PARTS, SLICE)
     if GATED:
-        tma.async_copy_global_to_shared(w0, [row, at], bar, ring.index(2 * stage), there)
-        tma.async_copy_global_to_shared(w1, [row, at], bar, ring.index(2 * stage + 1), there)
+        fetch(w0, [row, at], bar, ring.index(2 * stage), there)
+        fetch(w1, [row, at], bar, ring.index(2 * stage + 1), there)
     elif WEIGHTS == 1:
-        tma.async_copy_global_to_shared(w0, [row, at], bar, ring.index(stage), there)
+        fetch(w0, [row, at], bar, ring.index(stage), there)
     else:
         second, third = row >= T0 * TILE, row >= (T0 + T1) * TILE
-        tma.async_copy_global_to_shared(w0, [row, at], bar, ring.index(stage), there & (not second))
-        tma.async_copy_global_to_shared(w1, [row - T0 * TILE, at], bar, ring.index(stage), there & second & (not third))
-        tma.async_copy_global_to_shared(w2, [row - (T0 + T1) * TILE, at], bar, ring.index(stage), there & third)
+        fetch(w0, [row, at], bar, ring.index(stage), there & (not second))
+        fetch(w1, [row - T0 * TILE, at], bar, ring.index(stage), there & second & (not third))
+        fetch(w2, [row - (T0 + T1) * TILE, at], bar, ring.index(stage), there & third)
 
 
 @gluon.jit(do_not_specialize=("rows",))
@@ -142,7 +143,7 @@ def _stream(
         gdc_launch_dependents()
     for s in gl.static_range(STAGES):
         at = _column(s, begin + s // RUN, RUN, PARTS, SLICE)
-        tma.async_copy_global_to_shared(x, [0, at], bars.index(s), given.index(s), s < count)
+        fetch(x, [0, at], bars.index(s), given.index(s), s < count)
     for s in gl.static_range(READY, STAGES):
         _ask(w0, w1, w2, ring, bars.index(s), begin, s, s < count, s, T0, T1, WEIGHTS, RUN, PARTS, GATED, TILE, SLICE)
     product = gl.zeros([TILE, BLOCK], gl.float32, laid)
@@ -162,7 +163,7 @@ def _stream(
         there, free = (step > 0) & (more < count), more % STAGES
         mbarrier.expect(bars.index(free), size, pred=there)
         at = _column(more, begin + more // RUN, RUN, PARTS, SLICE)
-        tma.async_copy_global_to_shared(x, [0, at], bars.index(free), given.index(free), there)
+        fetch(x, [0, at], bars.index(free), given.index(free), there)
         _ask(
             w0, w1, w2, ring, bars.index(free), begin, more, there, free, T0, T1, WEIGHTS, RUN, PARTS, GATED, TILE,
             SLICE,

@@ -23,50 +23,50 @@ def ask_for(address):
 
 
 def store_rows(
-    key: Tensor,  # [B, H, R, D], any strides with dense rows
-    value: Tensor,  # [B, H, R, Dv]
+    key: Tensor,  # [1, H, T, D], any strides with dense rows
+    value: Tensor,  # [1, H, T, Dv]
     keys: Tensor,  # [slots, H, C, D]
     values: Tensor,  # [slots, H, C, Dv]
-    slots: Tensor,  # [B]
-    places: Tensor,  # [B, R]
-    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [B, R, D]: keys are rotated as they are stored
+    slots: Tensor,  # [T]
+    places: Tensor,  # [T]
+    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [1, T, D]: keys are rotated as they are stored
 ) -> None:
-    """Changes state: row r of sequence b becomes row places[b, r] of slot slots[b]."""
-    batch, heads, rows, dim = key.shape
+    """Changes state: row t of the pass becomes row places[t] of slot slots[t]."""
+    _, heads, rows, dim = key.shape
     cos, sin = rotary or (key, key)
-    _store[(batch * rows, heads)](
-        key, value, keys, values, cos, sin, slots, places, *key.stride()[:3], *value.stride()[:3], *keys.stride()[:3],
-        *values.stride()[:3], *cos.stride()[:2], rows, dim, value.shape[3], triton.next_power_of_2(dim),
+    _store[(rows, heads)](
+        key, value, keys, values, cos, sin, slots, places, *key.stride()[1:3], *value.stride()[1:3],
+        *keys.stride()[:3], *values.stride()[:3], cos.stride(1), dim, value.shape[3], triton.next_power_of_2(dim),
         triton.next_power_of_2(value.shape[3]), rotary is not None, num_warps=1,
         **launch(key.device),
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit
 def _store(
-    key, value, keys, values, cos, sin, slots, places, key_batch, key_head, key_row, value_batch, value_head, value_row,
-    keys_slot, keys_head, keys_row, values_slot, values_head, values_row, cos_batch, cos_row, rows,
+    key, value, keys, values, cos, sin, slots, places, key_head, key_row, value_head, value_row,
+    keys_slot, keys_head, keys_row, values_slot, values_head, values_row, cos_row,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, WIDE_VALUE: tl.constexpr,
     HAS_ROTARY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    batch, row, head = tl.program_id(0) // rows, tl.program_id(0) % rows, tl.program_id(1)
-    slot, place = tl.load(slots + batch), tl.load(places + tl.program_id(0))
+    row, head = tl.program_id(0), tl.program_id(1)
+    slot, place = tl.load(slots + row), tl.load(places + row)
     d, dv = tl.arange(0, WIDE), tl.arange(0, WIDE_VALUE)
-    start = key + batch * key_batch + head * key_head + row * key_row
+    start = key + head * key_head + row * key_row
     k = tl.load(start + d, mask=d < DIM, other=0.0)
     if HAS_ROTARY:
         half: tl.constexpr = DIM // 2
         other = tl.load(start + tl.where(d < half, d + half, d - half), mask=d < DIM, other=0.0).to(tl.float32)
         other = tl.where(d < half, -other, other)
-        angle = batch * cos_batch + row * cos_row + d
+        angle = row * cos_row + d
         c = tl.load(cos + angle, mask=d < DIM, other=0.0).to(tl.float32)
         s = tl.load(sin + angle, mask=d < DIM, other=0.0).to(tl.float32)
         k = (k.to(tl.float32) * c + other * s).to(k.dtype)
     tl.store(keys + slot * keys_slot + head * keys_head + place * keys_row + d, k, mask=d < DIM)
-    v = tl.load(value + batch * value_batch + head * value_head + row * value_row + dv, mask=dv < VALUE_DIM, other=0.0)
+    v = tl.load(value + head * value_head + row * value_row + dv, mask=dv < VALUE_DIM, other=0.0)
     tl.store(values + slot * values_slot + head * values_head + place * values_row + dv, v, mask=dv < VALUE_DIM)
 
 

@@ -12,27 +12,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.core.noise import race_scores
+
 WORD = 64  # nodes in one mask word
 MAX_NODES = 2 * WORD
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows of a step stand; all tensors int64 on the device, their values may change between launches."""
+    """Whose rows stand where in a pass; all tensors int64 on the device, their values may change between launches.
+
+    The rows of a sequence stand one behind another and run the last of its nodes in flight.
+    """
 
     slots: Tensor  # [B] place in the cache
     lengths: Tensor  # [B] committed tokens
     nodes: Tensor  # [B] nodes in flight behind them
-    positions: Tensor  # [B, R] text position of each row
-    words: Tensor  # [B, R, W] bit j: the row sees node j
+    begins: Tensor  # [B + 1] first row of each sequence, never falling from 0 on; last, the number of all rows
+    counts: Tensor  # [B] rows; what follows up to the next sequence is padding
+    causal: Tensor  # [B] 1: the nodes are text, and a row sees all before it; 0: they are a tree
+    positions: Tensor  # [T] text position of each row
+    words: Tensor  # [T, W] bit j: the row sees node j of its tree
 
     @property
-    def batch(self) -> int:
-        return self.positions.shape[0]
+    def sequences(self) -> int:
+        return self.slots.shape[0]
 
     @property
     def rows(self) -> int:
-        return self.positions.shape[1]
+        return self.positions.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +55,11 @@ class Norm:
 class Fresh:
     """Keys and values of the rows themselves, where the cache does not hold them yet; keys are rotated like queries."""
 
-    key: Tensor  # [B, Hk, R, D]
-    value: Tensor  # [B, Hk, R, Dv]
-    places: Tensor  # [B, R] rows of the slot
+    key: Tensor  # [1, Hk, T, D]
+    value: Tensor  # [1, Hk, T, Dv]
+
+
+pick = race_scores  # the target's own tokens
 
 
 def tree_attention(
@@ -57,36 +67,48 @@ def tree_attention(
     softcap: float | None = None, sinks: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None,
     fresh: Fresh | None = None,
 ) -> Tensor:  # fmt: skip
-    """In float64, whatever the dtype of what comes in. Changes state: fresh rows are stored first."""
-    if fresh is not None:
-        store_rows(fresh.key, fresh.value, keys, values, layout.slots, fresh.places, rotary)
-    batch, heads, rows, _ = query.shape
+    """In float64, whatever the dtype of what comes in; padding gives zeros. Changes state: fresh rows are stored."""
     q = query.double()
     if rotary is not None:
-        cos, sin = (part.double()[:, None] for part in rotary)
-        first, second = q.chunk(2, -1)
-        q = q * cos + torch.cat([-second, first], -1) * sin
-    group = heads // keys.shape[1]
-    k, v = (part[layout.slots].double().repeat_interleave(group, 1) for part in (keys, values))  # [B, Hq, C, D]
-    place = torch.arange(keys.shape[2], device=query.device)
-    node = place - layout.lengths[:, None]  # [B, C]
-    committed = (node < 0)[:, None].expand(-1, rows, -1)
+        q = rotated(q, (rotary[0].double(), rotary[1].double()))
+    if fresh is not None:
+        key = fresh.key if rotary is None else rotated(fresh.key, rotary)
+    heads, group = query.shape[1], query.shape[1] // keys.shape[1]
+    out = query.new_zeros((1, layout.rows, heads, values.shape[3]))
+    each = (layout.slots, layout.lengths, layout.nodes, layout.begins, layout.counts, layout.causal)
+    for slot, length, nodes, begin, count, causal in zip(*(part.tolist() for part in each), strict=False):
+        rows, reach = slice(begin, begin + count), length + nodes
+        if count == 0 or reach == 0:
+            continue
+        if fresh is not None:
+            keys[slot, :, reach - count : reach] = key[0, :, rows]
+            values[slot, :, reach - count : reach] = fresh.value[0, :, rows]
+        k, v = (part[slot, :, :reach].double().repeat_interleave(group, 0) for part in (keys, values))  # [Hq, C, D]
+        scores = q[0, :, rows] @ k.transpose(1, 2) * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        sees = _sees(layout, rows, length, nodes, causal == 1, window)
+        scores = scores.masked_fill(~sees, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)], -1)
+        weights = scores.softmax(-1)[..., :reach].nan_to_num(0.0)  # a row that sees nothing gives zeros
+        out[0, rows] = (weights @ v).transpose(0, 1).to(out.dtype)
+    return out
+
+
+def _sees(layout: Layout, rows: slice, length: int, nodes: int, causal: bool, window: int | None) -> Tensor:
+    """[rows, length + nodes]: which rows of its slot's cache a row of one sequence sees."""
+    place = torch.arange(length + nodes, device=layout.words.device)
+    count = rows.stop - rows.start
+    stands = length + nodes - count + torch.arange(count, device=place.device)  # where each row is stored
+    text = place <= stands[:, None] if causal else (place < length).expand(count, -1)
     if window is not None:
-        committed = committed & (place > layout.positions[..., None] - window)
-    which = node.clamp(0, MAX_NODES - 1)[:, None].expand(-1, rows, -1)  # [B, R, C]
-    word = layout.words.gather(2, (which // WORD).clamp(max=layout.words.shape[2] - 1))
-    flying = (node >= 0) & (node < layout.nodes[:, None])
-    sees = committed | (flying[:, None] & ((word >> (which % WORD)) & 1).bool())
-    scores = q @ k.transpose(2, 3) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~sees[:, None], -torch.inf)
-    if sinks is not None:
-        column = sinks.double().view(1, -1, 1, 1).expand(batch, -1, rows, 1)
-        weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1).nan_to_num(0.0)
-    return (weights @ v).transpose(1, 2).to(query.dtype)
+        text = text & (place > layout.positions[rows, None] - window)
+    if causal:
+        return text
+    node = (place - length).clamp(0, WORD * layout.words.shape[1] - 1)
+    word = layout.words[rows][:, node // WORD]
+    return text | ((place >= length) & ((word >> (node % WORD)) & 1).bool())
 
 
 def streams(x: Tensor, weights: Sequence[Tensor]) -> bool:
@@ -150,10 +172,10 @@ def store_rows(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor,
     rotary: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
-    """Changes state: row r of sequence b becomes row places[b, r] of slot slots[b]."""
+    """Changes state: row t of the pass becomes row places[t] of slot slots[t]."""
     key = key if rotary is None else rotated(key, rotary)
-    keys.transpose(1, 2)[slots[:, None], places] = key.transpose(1, 2)
-    values.transpose(1, 2)[slots[:, None], places] = value.transpose(1, 2)
+    keys.transpose(1, 2)[slots, places] = key[0].transpose(0, 1)
+    values.transpose(1, 2)[slots, places] = value[0].transpose(0, 1)
 
 
 def move_rows(block: Tensor, slots: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -22,7 +22,7 @@ from outrider.runtime.cuda.launch import counters, hopper, launch, processors, s
 from outrider.runtime.cuda.reference import Fresh, Layout
 
 SHORT = 2048  # tokens that a slot holds: how the work is cut is chosen by it
-VARYING = ("window", "rows")  # one compiled kernel for all of their values
+VARYING = ("window", "sequences")  # one compiled kernel for all of their values
 LINE = tl.constexpr(64)  # elements of one cache line
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -39,7 +39,7 @@ class AttentionTiling:
 
 
 def tree_attention(
-    query: Tensor,  # [B, Hq, R, D], any strides with dense rows
+    query: Tensor,  # [1, Hq, T, D], any strides with dense rows
     keys: Tensor,  # [slots, Hk, C, D]
     values: Tensor,  # [slots, Hk, C, Dv]
     layout: Layout,
@@ -48,41 +48,54 @@ def tree_attention(
     window: int | None = None,  # keys at least so far back are out of sight; must exceed the trees' depth
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq] a key without a value
-    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [B, R, D]: query and fresh keys are rotated as read
+    rotary: tuple[Tensor, Tensor] | None = None,  # cos, sin [1, T, D]: query and fresh keys are rotated as read
     fresh: Fresh | None = None,  # changes state: these rows are stored in the cache
     tiling: AttentionTiling | None = None,
-) -> Tensor:  # [B, R, Hq, Dv]
-    batch, heads, rows, dim = query.shape
+) -> Tensor:  # [1, T, Hq, Dv], zeros where a row is padding
+    _, heads, rows, dim = query.shape
     key_heads, value_dim = keys.shape[1], values.shape[3]
-    group = heads // key_heads
+    group, sequences = heads // key_heads, layout.sequences
     plain = tiling is None and window is None and softcap is None and sinks is None
     if plain and fresh is not None and hopper(query.device):
         from outrider.runtime.cuda import hopper_attention
 
-        if hopper_attention.fits(query, keys, values):
+        if hopper_attention.fits(query, keys, values, layout):
             return hopper_attention.tree_attention(query, keys, values, layout, scaling, fresh, rotary)
     how = tiling or _tiling(
-        batch * key_heads, group * rows, keys.shape[2], max(dim, value_dim), query.element_size(), query.device
-    )
-    tiles = triton.cdiv(group * rows, how.block)
+        sequences * key_heads, group * triton.cdiv(rows, sequences), keys.shape[2], max(dim, value_dim),
+        query.element_size(), query.device,
+    )  # fmt: skip
+    units = tiles(sequences, group * rows, how.block)
     wide, wide_value = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(value_dim))
-    out = torch.empty((batch, rows, heads, value_dim), dtype=query.dtype, device=query.device)
-    space = (batch * key_heads * tiles, how.splits, how.block)
+    out = torch.empty((1, rows, heads, value_dim), dtype=query.dtype, device=query.device)
+    space = (units * key_heads, how.splits, how.block)
     partial = torch.empty((*space, wide_value), dtype=torch.float32, device=query.device)
     sums = torch.empty((2, *space), dtype=torch.float32, device=query.device)  # maximum, weight
     cos, sin = rotary or (query, query)
-    new_key, new_value, places = (fresh.key, fresh.value, fresh.places) if fresh else (query, query, layout.positions)
+    new_key, new_value = (fresh.key, fresh.value) if fresh else (query, query)
     arrivals = counters(query.device, space[0])
-    _attend[(batch * key_heads, how.splits, tiles)](
-        query, keys, values, new_key, new_value, cos, sin, layout.slots, layout.lengths, layout.nodes, layout.positions,
-        layout.words, places, sinks if sinks is not None else sums, out, partial, sums, arrivals,
-        *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *new_key.stride()[:3], *new_value.stride()[:3],
-        *cos.stride()[:2], scaling, softcap or 1.0, window or 0, rows, dim, value_dim, key_heads, group,
-        layout.words.shape[2], how.keys, how.block, triton.next_power_of_2(how.splits), wide, wide_value,
-        softcap is not None, window is not None, rotary is not None, sinks is not None, fresh is not None,
-        how.stages, _precision(query), num_warps=how.warps, num_stages=how.stages, **launch(query.device),
+    _attend[(units * key_heads, how.splits)](
+        query, keys, values, new_key, new_value, cos, sin, layout.slots, layout.lengths, layout.nodes, layout.begins,
+        layout.counts, layout.causal, layout.positions, layout.words, sinks if sinks is not None else sums, out,
+        partial, sums, arrivals, *query.stride()[1:3], *keys.stride()[:3], *values.stride()[:3],
+        *new_key.stride()[1:3], *new_value.stride()[1:3], cos.stride(1), scaling, softcap or 1.0, window or 0,
+        sequences, dim, value_dim, key_heads, group, layout.words.shape[1], many(sequences), how.keys, how.block,
+        triton.next_power_of_2(how.splits), wide, wide_value, softcap is not None, window is not None,
+        rotary is not None, sinks is not None, fresh is not None, how.stages, _precision(query), num_warps=how.warps,
+        num_stages=how.stages, **launch(query.device),
     )  # fmt: skip
     return out
+
+
+def tiles(sequences: int, folded: int, block: int) -> int:
+    """Tiles of `block` query rows that so many sequences may take at most, however the rows are shared out: the tiles
+    of a sequence begin at the number of whole ones before its first row, and one more for each sequence before it."""
+    return triton.cdiv(folded, block) if sequences == 1 else folded // block + sequences
+
+
+def many(sequences: int) -> int:
+    """How many sequences a program looks through to find its own: one compiled kernel for most numbers of them."""
+    return 1 if sequences == 1 else max(64, triton.next_power_of_2(sequences))
 
 
 def _tiling(groups: int, folded: int, capacity: int, dim: int, size: int, device: torch.device) -> AttentionTiling:
@@ -157,22 +170,65 @@ def _rotated(start, angle, cos, sin, inside, d, DIM: tl.constexpr, HAS_ROTARY: t
     return x
 
 
+@triton.jit
+def _seen(
+    first, second, place, there, length, bound, position, window, WORDS: tl.constexpr, HAS_WINDOW: tl.constexpr
+):  # fmt: skip
+    """[rows, keys]: which of the keys at `place` a row sees: as text those below its bound, of a tree by its words."""
+    text = place[None, :] < bound[:, None]
+    if HAS_WINDOW:
+        text = text & (place[None, :] > position[:, None] - window)
+    return there[None, :] & (text | ((place >= length)[None, :] & _bit(first, second, place - length, WORDS)))
+
+
+@triton.jit
+def _whose(begins, unit, sequences, GROUP: tl.constexpr, BLOCK: tl.constexpr, MANY: tl.constexpr):
+    """The sequence that a tile belongs to, and which of its tiles it is: see `tiles`."""
+    each = tl.arange(0, MANY)
+    starts = tl.load(begins + each, mask=each < sequences, other=1 << 20).to(tl.int32) * GROUP // BLOCK + each
+    sequence = tl.sum((starts <= unit).to(tl.int32), 0) - 1
+    return sequence, unit - tl.max(tl.where(starts <= unit, starts, 0), 0)
+
+
 @triton.jit(do_not_specialize=VARYING)
 def _attend(
-    query, keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, positions, words, places, sinks, out,
-    partial, sums, counters,
-    query_batch, query_head, query_row, key_slot, key_head, key_row, value_slot, value_head, value_row,
-    new_key_batch, new_key_head, new_key_row, new_value_batch, new_value_head, new_value_row, cos_batch, cos_row,
-    scaling, softcap, window, rows,
+    query, keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, causal, positions, words,
+    sinks, out, partial, sums, counters,
+    query_head, query_row, key_slot, key_head, key_row, value_slot, value_head, value_row,
+    new_key_head, new_key_row, new_value_head, new_value_row, cos_row, scaling, softcap, window, sequences,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr,
-    KEYS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, WIDE_VALUE: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_ROTARY: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_FRESH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    MANY: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr,
+    WIDE_VALUE: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_ROTARY: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_FRESH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    batch, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    part, tile = tl.program_id(1), tl.program_id(2)
-    length, count, slot = tl.load(lengths + batch), tl.load(nodes + batch), tl.load(slots + batch)
-    end, begin = length + count, length * 0
+    unit, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    part, batch, tile = tl.program_id(1), 0, unit
+    if MANY > 1:
+        batch, tile = _whose(begins, unit, sequences, GROUP, BLOCK, MANY)
+    base = tl.load(begins + batch).to(tl.int32)  # of the pass; rows are counted from here on
+    room, count = tl.load(begins + batch + 1).to(tl.int32) - base, tl.load(counts + batch).to(tl.int32)
+    if tile * BLOCK >= room * GROUP:
+        return
+    folded = tile * BLOCK + tl.arange(0, BLOCK)  # rows, the query heads of a key head innermost
+    row, real = folded // GROUP, folded < GROUP * count
+    query_at = head * GROUP + folded % GROUP
+    d, dv, t = tl.arange(0, WIDE), tl.arange(0, WIDE_VALUE), tl.arange(0, KEYS)
+    written = (folded < GROUP * room)[:, None] & (dv < VALUE_DIM)[None, :]
+    if tile * BLOCK >= count * GROUP:  # padding alone
+        if part == 0:
+            if OVERLAP:
+                tl.extra.cuda.gdc_wait()
+            at_out = ((base + row) * HEADS * GROUP + query_at) * VALUE_DIM
+            tl.store(out + at_out[:, None] + dv[None, :], tl.zeros([BLOCK, WIDE_VALUE], tl.float32), mask=written)
+        return
+    length, slot = tl.load(lengths + batch), tl.load(slots + batch)
+    begin, whole = length * 0, length + tl.load(nodes + batch)
+    fresh = whole - count  # where the first row stands in the slot; those before it are in the cache
+    is_text = tl.load(causal + batch) != 0
+    end = whole
+    if is_text:  # nothing behind the last row of the tile is seen
+        end = fresh + tl.minimum((tile * BLOCK + BLOCK - 1) // GROUP + 1, count)
     if HAS_WINDOW:  # every row stands at `length` or later
         begin = tl.maximum(length - window + 1, 0) // KEYS * KEYS
     chunk = tl.maximum(tl.cdiv(tl.cdiv(end - begin, tl.num_programs(1)), KEYS), 1) * KEYS
@@ -183,16 +239,12 @@ def _attend(
     stop = tl.minimum(low + chunk, end)
     high = stop  # of what the cache holds
     if HAS_FRESH:
-        end = tl.minimum(end, tl.load(places + batch * rows))  # where the first fresh row is to stand
-        high = tl.maximum(tl.minimum(stop, end), low)
-    folded = tile * BLOCK + tl.arange(0, BLOCK)  # the query heads of a key head, rows innermost
-    row, real = folded % rows, folded < GROUP * rows
-    query_at = head * GROUP + folded // rows
-    d, dv, t = tl.arange(0, WIDE), tl.arange(0, WIDE_VALUE), tl.arange(0, KEYS)
+        high = tl.maximum(tl.minimum(stop, fresh), low)
     key_base = keys + slot * key_slot + head * key_head
     value_base = values + slot * value_slot + head * value_head
-    position = tl.load(positions + batch * rows + row, mask=real, other=0)
-    word = words + (batch * rows + row) * WORDS
+    position = tl.load(positions + base + row, mask=real, other=0)
+    bound = tl.where(is_text, fresh + row + 1, length)
+    word = words + (base + row) * WORDS
     first = tl.load(word, mask=real, other=0)
     second = first
     if WORDS > 1:
@@ -204,8 +256,8 @@ def _attend(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     inside = real[:, None] & (d < DIM)[None, :]
-    start = query + batch * query_batch + query_at[:, None] * query_head + row[:, None] * query_row
-    q = _rotated(start, batch * cos_batch + row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
+    start = query + query_at[:, None] * query_head + (base + row)[:, None] * query_row
+    q = _rotated(start, (base + row)[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     total = tl.zeros([BLOCK, WIDE_VALUE], tl.float32)
@@ -220,47 +272,47 @@ def _attend(
             largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
     for at in tl.range(plain, high, KEYS, num_stages=STAGES if HAS_WINDOW else 1):
         place = at + t
-        there = (place < high)[:, None]
-        k = tl.load(key_base + place[:, None] * key_row + d[None, :], mask=there & (d < DIM)[None, :], other=0.0)
-        v = tl.load(
-            value_base + place[:, None] * value_row + dv[None, :], mask=there & (dv < VALUE_DIM)[None, :], other=0.0
+        there = place < high
+        k = tl.load(
+            key_base + place[:, None] * key_row + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0
         )
-        committed = (place < length)[None, :]
-        if HAS_WINDOW:
-            committed = committed & (place[None, :] > position[:, None] - window)
-        flying = ((place >= length) & (place < high))[None, :]
-        sees = committed | (flying & _bit(first, second, place - length, WORDS))
+        v = tl.load(
+            value_base + place[:, None] * value_row + dv[None, :], mask=there[:, None] & (dv < VALUE_DIM)[None, :],
+            other=0.0,
+        )  # fmt: skip
+        sees = _seen(first, second, place, there, length, bound, position, window, WORDS, HAS_WINDOW)
         scores = tl.where(sees, _score(q, k, scaling, softcap, HAS_CAP, PRECISION), float("-inf"))
         largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
     if HAS_FRESH:
+        stores = tile == (count * GROUP - 1) // BLOCK  # the last tile sees all of them, in a tree and in a text
         for at in tl.range(high, stop, KEYS, num_stages=1):
             place = at + t
-            new = (place - end)[:, None]
-            there = (place < stop)[:, None]
-            key_there, value_there = there & (d < DIM)[None, :], there & (dv < VALUE_DIM)[None, :]
-            at_key = new_key + batch * new_key_batch + head * new_key_head + new * new_key_row
-            k = _rotated(at_key, batch * cos_batch + new * cos_row, cos, sin, key_there, d, DIM, HAS_ROTARY)
-            at_value = new_value + batch * new_value_batch + head * new_value_head + new * new_value_row
+            there = place < stop
+            new = (base + place - fresh)[:, None]
+            key_there, value_there = there[:, None] & (d < DIM)[None, :], there[:, None] & (dv < VALUE_DIM)[None, :]
+            at_key = new_key + head * new_key_head + new * new_key_row
+            k = _rotated(at_key, new * cos_row, cos, sin, key_there, d, DIM, HAS_ROTARY)
+            at_value = new_value + head * new_value_head + new * new_value_row
             v = tl.load(at_value + dv[None, :], mask=value_there, other=0.0)
-            if tile == 0:
+            if stores:
                 tl.store(key_base + place[:, None] * key_row + d[None, :], k, mask=key_there)
                 tl.store(value_base + place[:, None] * value_row + dv[None, :], v, mask=value_there)
-            sees = (place < stop)[None, :] & _bit(first, second, place - length, WORDS)
+            sees = _seen(first, second, place, there, length, bound, position, window, WORDS, HAS_WINDOW)
             scores = tl.where(sees, _score(q, k, scaling, softcap, HAS_CAP, PRECISION), float("-inf"))
             largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
     last = True
     if parts > 1:  # whoever comes last joins the parts, always in the same order
-        unit = tl.program_id(0) * tl.num_programs(2) + tile
+        mine = tl.program_id(0)
         cell = tl.arange(0, BLOCK)
-        half = tl.num_programs(0) * tl.num_programs(2) * tl.num_programs(1) * BLOCK
-        at_sums = sums + unit * tl.num_programs(1) * BLOCK
-        at_partial = partial + unit.to(tl.int64) * tl.num_programs(1) * BLOCK * WIDE_VALUE
+        half = tl.num_programs(0) * tl.num_programs(1) * BLOCK
+        at_sums = sums + mine * tl.num_programs(1) * BLOCK
+        at_partial = partial + mine.to(tl.int64) * tl.num_programs(1) * BLOCK * WIDE_VALUE
         at_partial += cell[:, None] * WIDE_VALUE + dv[None, :]
         tl.store(at_sums + part * BLOCK + cell, largest)
         tl.store(at_sums + half + part * BLOCK + cell, weight)
         tl.store(at_partial + part * BLOCK * WIDE_VALUE, total, mask=real[:, None])
         tl.debug_barrier()
-        last = tl.atomic_add(counters + unit, 1, sem="acq_rel") == parts - 1
+        last = tl.atomic_add(counters + mine, 1, sem="acq_rel") == parts - 1
         if last:
             p = tl.arange(0, PARTS)
             there = (p < parts)[:, None]
@@ -272,10 +324,10 @@ def _attend(
             weight = tl.sum(scale * weights, 0)
             total = tl.zeros([BLOCK, WIDE_VALUE], tl.float32)
             for i in tl.range(0, parts, num_stages=3):
-                mine = tl.sum(tl.where((p == i)[:, None], scale, 0.0), 0)
+                share = tl.sum(tl.where((p == i)[:, None], scale, 0.0), 0)
                 one = tl.load(at_partial + i * BLOCK * WIDE_VALUE, mask=real[:, None], other=0.0, cache_modifier=".cg")
-                total += one * mine[:, None]
-            tl.store(counters + unit, 0)
+                total += one * share[:, None]
+            tl.store(counters + mine, 0)
     if last:
         if HAS_SINKS:
             sink = tl.load(sinks + query_at, mask=real, other=0.0).to(tl.float32) * LOG2E
@@ -283,6 +335,6 @@ def _attend(
             fade = tl.exp2(largest - top)
             total = total * fade[:, None]
             weight = weight * fade + tl.exp2(sink - top)
-        value = total / tl.where(weight > 0, weight, 1.0)[:, None]  # a padded row sees nothing: zeros
-        at_out = ((batch * rows + row) * HEADS * GROUP + query_at) * VALUE_DIM
-        tl.store(out + at_out[:, None] + dv[None, :], value, mask=real[:, None] & (dv < VALUE_DIM)[None, :])
+        value = total / tl.where(weight > 0, weight, 1.0)[:, None]
+        at_out = ((base + row) * HEADS * GROUP + query_at) * VALUE_DIM
+        tl.store(out + at_out[:, None] + dv[None, :], tl.where(real[:, None], value, 0.0), mask=written)

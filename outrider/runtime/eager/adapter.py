@@ -2,7 +2,8 @@
 
 Models that ask transformers' registry for their attention get ours, switched on around the forward only. Models with
 attention code of their own keep it and are handed the mask. What a model derives from storage order instead of
-`position_ids` it gets by depth (`positions.py`). On a CPU its linear layers multiply by packed copies of their weights.
+`position_ids` it gets by depth (`positions.py`). Recurrent layers keep their projections, and what comes between these
+is replaced (`recurrent/mixers.py`). On a CPU its linear layers multiply by packed copies of their weights.
 Its code, weights and settings stay as they were.
 """
 
@@ -12,45 +13,54 @@ import inspect
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
 from outrider.core.errors import UnsupportedModel
+from outrider.core.tree import chain
 from outrider.models.quiet import first_line
 from outrider.runtime.attention import attention_configs, switched
 from outrider.runtime.cache import LayerShape
 from outrider.runtime.packed import PackedLinears
-from outrider.runtime.passes import NAME, Pass, running, text_block
+from outrider.runtime.passes import NAME, Pass, running, tree_block
 from outrider.runtime.positions import TableEnds, by_depth, custom_windows, stand_ins
 from outrider.runtime.probe import ShapeRecorder
-from outrider.runtime.support import plain_logits
+from outrider.runtime.recurrent.hybrid_cache import HybridCache
+from outrider.runtime.recurrent.mixers import Mixers
+from outrider.runtime.recurrent.states import StateStore
+from outrider.runtime.support import cache_argument, plain_logits
 
 
 class Adapter:
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, mixers: Mixers | None = None) -> None:
+        """`mixers` are the model's recurrent layers, where it has any."""
+        self.model, self.mixers = model, mixers
+        self._cache_argument = cache_argument(model)
         self.model_type: str = model.config.get_text_config(decoder=True).model_type
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
         self.configs = attention_configs(model)
-        self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.custom_attention = False
         self.stand_ins = stand_ins(model)
         self.positions: int | None = None  # rows of a table of positions, where the model has one
         self._linears = PackedLinears(model)
+        self.states = StateStore(1, border=1)  # of the probe: what a slot takes
         self.shapes, self.vocab_size = self._probe()
+        if not self.states.memories:
+            self.mixers = None
 
     @torch.inference_mode()
-    def _probe(self) -> tuple[list[LayerShape], int]:
+    def _probe(self) -> tuple[dict[int, LayerShape], int]:
         """One forward of two tokens: what the layers store, and whether the model called our attention."""
         name = type(self.model).__name__
-        tokens = np.zeros(2, dtype=np.int64)
         for self.custom_attention in (False, True):
-            current, recorder = Pass([text_block(0, 0, tokens)], self.dtype, self.device), ShapeRecorder()
+            current, recorder = Pass([tree_block(0, 0, chain(0, [0]))], self.dtype, self.device), ShapeRecorder()
+            self.states.bind(current)
+            cache = HybridCache(recorder, None, self.states) if self.mixers else recorder
             try:
                 with TableEnds() as tables:
-                    out = self(current, recorder, logits=current.rows, hidden=False)
+                    out = self(current, cache, logits=current.rows, hidden=False)
             except Exception as error:
                 if self.custom_attention:
                     plain_logits(self.model, current.input_ids)
@@ -59,37 +69,40 @@ class Adapter:
                         f"{name} takes neither our attention nor a cache and a mask of ours ({why})"
                     ) from error
                 continue
-            if current.attended or self.custom_attention:
+            if current.attended or not recorder.shapes:
                 break
-        if not recorder.shapes or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
+        every_layer = sorted(recorder.shapes) == list(range(len(recorder.shapes)))
+        if not self.states.memories and not (recorder.shapes and every_layer):
             raise UnsupportedModel(f"{name} does not keep its state in a key/value cache; this runtime needs one")
-        if recorder.rows != {len(tokens)}:
+        if recorder.rows - {current.rows}:
             stored = max(recorder.rows)
             raise UnsupportedModel(
-                f"{name} stores {stored} rows for {len(tokens)} tokens: it puts rows of its own beside the text, and "
+                f"{name} stores {stored} rows for {current.rows} tokens: it puts rows of its own beside the text, and "
                 "this runtime keeps one row a token"
             )
         windowed = any(v and _names_a_window(k) for k, v in vars(self.model.config).items())
         if self.custom_attention and windowed and not any(custom_windows(self.model)):
             raise UnsupportedModel(f"{name} has windows in attention code of its own; this runtime cannot honour them")
         self.positions = min(tables.ends, default=None)
-        return [recorder.shapes[i] for i in range(len(recorder.shapes))], out.logits.shape[-1]
+        return dict(sorted(recorder.shapes.items())), out.logits.shape[-1]
 
     def __call__(self, current: Pass, cache: Cache, *, logits: int, hidden: bool) -> Any:
         """Run the pass; logits of at least the first so many rows of each block."""
         options: dict[str, Any] = {}
         if hidden:
             options["output_hidden_states"] = True
-        if logits < current.rows and self._can_trim:
+        if logits < current.rows and self.can_trim:
             options["logits_to_keep"] = torch.arange(logits, device=self.device) if logits else 1
         if self.custom_attention:
             options["attention_mask"] = current.explicit_mask
         attention = nullcontext() if self.custom_attention else switched(self.configs, NAME)
-        with running(current), self._linears.active(), attention, by_depth(self.stand_ins, current):
+        if self._cache_argument:
+            options[self._cache_argument] = cache
+        recurrence = nullcontext() if self.mixers is None else self.mixers.active(cache)
+        with running(current), self._linears.active(), attention, recurrence, by_depth(self.stand_ins, current):
             return self.model(
                 input_ids=current.input_ids,
                 position_ids=current.positions,
-                past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
                 **options,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from outrider.core.protocols import Target
@@ -19,25 +20,38 @@ from outrider.runtime.blocks.kept import KeptTexts
 from outrider.runtime.blocks.stretches import StretchSlots
 from outrider.runtime.eager.adapter import Adapter
 from outrider.runtime.eager.cache import SlotCache
+from outrider.runtime.eager.hybrid import HybridSlots
 from outrider.runtime.passes import Block, Pass
+from outrider.runtime.recurrent.mixers import Mixers
+from outrider.runtime.recurrent.snapshots import PER_TEXT
+from outrider.runtime.recurrent.states import StateStore
 from outrider.runtime.selftest import self_check
-from outrider.runtime.support import TESTED, context_limit, refuse_unsupported
+from outrider.runtime.support import TESTED, context_limit, is_quantised, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
 
-COPIED = 64  # positions in a copy of finished text
+COPIED = 64  # positions in a copy of finished text; a state is copied at the end of such a stretch, or nowhere
+
+COPIES = 1 << 16  # most of them: what holds more is a toy, of whose cache the bytes say little
 
 
 class EagerBackend:
     max_rows = prompt_rows = None
     block_size, reserves = 1, True
     traits = Traits("eager", mixes=True)
-    cache: SlotCache
+    cache: SlotCache | HybridSlots
 
     def __init__(self, model: Any) -> None:
-        refuse_unsupported(model)
-        self.model, self.adapter = model, Adapter(model)
+        mixers = Mixers(model) or None
+        refuse_unsupported(model, states=mixers is not None)
+        self.model, self.adapter = model, Adapter(model, mixers)
         self.device, self.vocab_size = self.adapter.device, self.adapter.vocab_size
-        self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes)
+        self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes.values())
+        if self.adapter.mixers is not None:
+            self.traits = replace(self.traits, mixes=False)
+
+    def slot_bytes(self, rows: int) -> int:
+        states = self.adapter.states
+        return (1 + PER_TEXT) * states.state_bytes + rows * states.row_bytes
 
     def positions(self) -> tuple[int, str]:
         limit, reason = context_limit(self.model.config)
@@ -48,14 +62,23 @@ class EagerBackend:
     def thresholds_near(self, context: int) -> AbstractContextManager[list[str]]:
         return moved_near(self.model, context)
 
-    def allocate(self, bounds: Bounds) -> tuple[SlotCache, Allocator]:
-        self.cache = SlotCache(self.adapter.shapes, bounds.slots, bounds.capacity)
-        tokens = bounds.slots * self.cache.capacity
-        left = max(0, bounds.bytes // self.token_bytes - tokens)  # for copies of finished texts
-        return self.cache, StretchSlots(self.cache, bounds.slots, tokens, KeptTexts(left // COPIED, COPIED))
+    def allocate(self, bounds: Bounds) -> tuple[SlotCache | HybridSlots, Allocator]:
+        shapes, states = self.adapter.shapes, self.adapter.states
+        rows = SlotCache([*shapes.values()], bounds.slots, bounds.capacity)
+        tokens = bounds.slots * rows.capacity
+        left = max(0, bounds.bytes - tokens * self.token_bytes - bounds.slots * self.slot_bytes(bounds.rows))
+        kept = KeptTexts(min(COPIES, left // max(1, COPIED * self.token_bytes + states.state_bytes)), COPIED)
+        if self.adapter.mixers is None:
+            self.cache = rows
+            return rows, StretchSlots(rows, bounds.slots, tokens, kept)
+        layers = {layer: place for place, layer in enumerate(shapes)}
+        hybrid = self.cache = HybridSlots(rows, layers, StateStore(bounds.slots, COPIED))
+        return hybrid, StretchSlots(hybrid, bounds.slots, tokens, kept, hybrid)
 
     def check(self, target: Target, self_test: bool | None) -> None:
-        if self_test or (self_test is None and self.adapter.model_type not in TESTED):
+        states = self.adapter.mixers is not None  # found by names, which another version of transformers may change
+        tested = self.adapter.model_type in TESTED and not states and not is_quantised(self.model)
+        if self_test or (self_test is None and not tested):
             self_check(self, target)
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
@@ -74,6 +97,7 @@ class EagerBackend:
         current = Pass(blocks, self.adapter.dtype, self.device)
         scored = max((b.rows for b in blocks if b.scored(needs)), default=0)
         out = self.adapter(current, self.cache.bind(current), logits=scored, hidden=bool(needs.hidden))
+        self.cache.finish()
         return [
             Scores(
                 out.logits[i, : b.rows] if b.scored(needs) else None,

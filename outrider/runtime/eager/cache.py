@@ -58,6 +58,9 @@ class SlotCache(Cache):
         self.touch(current.blocks)
         return self
 
+    def finish(self) -> None:
+        """Nothing to do: text and candidates are where they belong."""
+
     def touch(self, blocks: Sequence[Block]) -> None:
         """Changes state: rows of these blocks are written; the slots are to be wiped so far."""
         for b in blocks:

@@ -27,7 +27,7 @@ from outrider.runtime.layers.plain import PlainDriver
 
 TEXT_ROWS = 16  # of text that one recording runs
 GIVEN_ROWS = 64  # rows of a target step whose features are handed over as they are
-BATCHES = (1, 2, 4, 8, 16, 32)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LEAST_KEPT = 64  # candidates that come back
 ROOM = TEXT_ROWS + MAX_NODES + 1  # rows of the cache behind the text; the last is written to by padding
 
@@ -35,7 +35,7 @@ ROOM = TEXT_ROWS + MAX_NODES + 1  # rows of the cache behind the text; the last 
 class Kernels(Protocol):
     """What a runtime that records brings along."""
 
-    Layout: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]  # slots, lengths, nodes, positions, words
+    Layout: Callable[..., Any]  # whose rows stand where: see `runtime/cuda/reference.py`
 
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, layout: Any, scaling: float, *,
@@ -161,6 +161,12 @@ class _Proposal:
         self.nodes = torch.arange(nodes, device=device)
         self.above = torch.tensor([i for i, size in enumerate(self.sizes) for _ in range(size)], device=device)
         self.flying = [torch.full((batch,), end, device=device) for end in np.cumsum(self.sizes).tolist()]
+        # rows of each sequence stand behind those of the one before, as many of each
+        self.begins = {
+            rows: torch.arange(0, (batch + 1) * rows, rows, device=device) for rows in {TEXT_ROWS, *self.sizes}
+        }
+        self.counts = {rows: torch.full((batch,), rows, device=device) for rows in self.begins}
+        self.trees = torch.zeros((batch,), dtype=torch.int64, device=device)  # masks by words for all of them
         self.chain = _words([(1 << row + 1) - 1 for row in range(TEXT_ROWS)]).to(device)  # [TEXT_ROWS, 2]
         self.itself = _words([1 << node for node in range(nodes)]).to(device)  # [nodes, 2]
 
@@ -172,9 +178,10 @@ class _Proposal:
         """[4, batch, keep]: number, token and parent's number of the likeliest candidates, and their values' bits."""
         owner, given, branch = self.owner, self.inputs, self.owner.branch
         length = given.lengths + given.counts  # rows of text, once those that wait have run
-        states, cos, sin = self._read_text(length)
+        states, turn = self._read_text(length)
         wanted = (given.depths[:, None] > self.levels).double()  # [B, depth]
         places = torch.where((given.counts > 0)[:, None], length[:, None] + self.nodes, self.keys.shape[2] - 1)
+        stored = torch.stack([given.slots[:, None].expand_as(places), places])  # [2, B, nodes]
         positions = (length + given.missed)[:, None] + self.above
         temperature = given.temperature.float()[:, None]
         value = wanted[:, :1]  # of the nodes that were run last; at first the root
@@ -198,44 +205,53 @@ class _Proposal:
             begun += size
             words = _picked(words, parent) | self.itself[here]
             flying, position = self.flying[level - 1], positions[:, here].contiguous()
-            layout = owner.ops.Layout(given.slots, length, flying, position, words)
+            layout = self._layout(length, flying, position, words)
             at = TEXT_ROWS + level - 1
-            rotary = (cos[:, at, None].expand(-1, size, -1), sin[:, at, None].expand(-1, size, -1))
+            turned = turn[:, :, at, None].expand(-1, -1, size, -1)
             below = tokens.gather(1, chosen)
-            states = self._run(below, _picked(states, parent), layout, places[:, here].contiguous(), rotary)
+            states = self._run(below, _picked(states, parent), layout, stored[:, :, here], turned)
         tokens, parents, values = (torch.cat(part, 1) for part in zip(*levels, strict=True))
         best = values.sort(dim=1, descending=True, stable=True)  # of equals the first, which is the parent
         order = best.indices[:, : self.keep]
         picked = [order, tokens.gather(1, order), parents.gather(1, order)]
         return torch.stack([*picked, best.values[:, : self.keep].contiguous().view(torch.int64)])
 
-    def _read_text(self, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the rows that wait: the state after the last of them [B, 1, d], and rotations for text and levels."""
+    def _layout(self, lengths: Tensor, nodes: Tensor, positions: Tensor, words: Tensor) -> Any:
+        """Of [B, R] rows, all sequences having as many."""
+        rows = positions.shape[1]
+        whose = (self.begins[rows], self.counts[rows], self.trees)
+        slots = self.inputs.slots
+        return self.owner.ops.Layout(slots, lengths, nodes, *whose, positions.flatten(), words.flatten(0, 1))
+
+    def _read_text(self, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the rows that wait: the state after the last of them [B, 1, d], and rotations for text and levels
+        [2, B, rows, d]."""
         owner, given = self.owner, self.inputs
         real = self.text < given.counts[:, None]  # [B, TEXT_ROWS]
         rows = given.lengths[:, None] + self.text
         positions, deeper = rows + given.missed[:, None], (length + given.missed)[:, None] + self.levels
         angles = rotary_angles(torch.cat([positions, deeper], 1), owner.net.shape).repeat(1, 1, 2)
-        cos, sin = angles.cos(), angles.sin()
-        layout = owner.ops.Layout(
-            given.slots, given.lengths, given.counts, positions, torch.where(real[..., None], self.chain, 0)
-        )
+        turn = torch.stack([angles.cos(), angles.sin()])
+        layout = self._layout(given.lengths, given.counts, positions, torch.where(real[..., None], self.chain, 0))
         places = torch.where(real, rows, self.keys.shape[2] - 1)
+        stored = torch.stack([given.slots[:, None].expand_as(places), places])
         state = owner.net.fuse(_picked(given.given, given.rows))
-        states = self._run(given.tokens, state, layout, places, (cos[:, :TEXT_ROWS], sin[:, :TEXT_ROWS]))
-        return _picked(states, (given.counts - 1).clamp(min=0)[:, None]), cos, sin
+        states = self._run(given.tokens, state, layout, stored, turn[:, :, :TEXT_ROWS])
+        return _picked(states, (given.counts - 1).clamp(min=0)[:, None]), turn
 
-    def _run(
-        self, tokens: Tensor, state: Tensor, layout: Any, places: Tensor, rotary: tuple[Tensor, Tensor]
-    ) -> Tensor:  # fmt: skip
-        owner = self.owner
+    def _run(self, tokens: Tensor, state: Tensor, layout: Any, stored: Tensor, turn: Tensor) -> Tensor:
+        """The layer over [B, R] rows; `stored`: their slots and places there [2, B, R], `turn`: their rotations."""
+        owner, (batch, rows) = self.owner, tokens.shape
         embedded = owner.driver.embed(tokens)
         state = owner.net.enter(embedded, state)
         q, k, v = owner.net.project(embedded, state, None)
-        owner.ops.store_rows(k, v, self.keys, self.values, layout.slots, places, rotary)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for x in (q, k, v))  # [1, H, B * R, d]
+        slots, places = stored.flatten(1)
+        cos, sin = turn.flatten(1, 2)[:, None]
+        owner.ops.store_rows(k, v, self.keys, self.values, slots, places, (cos, sin))
         scale = owner.net.shape.head_dim**-0.5
-        attended = owner.ops.tree_attention(q, self.keys, self.values, layout, scale, rotary=rotary)
-        return owner.net.finish(state, attended.transpose(1, 2))
+        attended = owner.ops.tree_attention(q, self.keys, self.values, layout, scale, rotary=(cos, sin))
+        return owner.net.finish(state, attended.view(batch, rows, *attended.shape[2:]).transpose(1, 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,9 @@ class NativeBackend:
         """What the model reads for these tokens, [..., hidden]."""
         return rows_of(self._weights.embedding, tokens, len(self._weights.last))
 
+    def slot_bytes(self, rows: int) -> int:
+        return 0
+
     def positions(self) -> tuple[int, str]:
         return self.held.limit if self.model is None else context_limit(self.model.config)
 

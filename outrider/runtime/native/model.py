@@ -26,7 +26,7 @@ from outrider.runtime.native.kernels.screen import no_screen, screen_of
 from outrider.runtime.native.kernels.step import Sizes, Weights
 from outrider.runtime.native.kernels.vectors import FLOATS, GROUP, ROWS
 from outrider.runtime.replaced import Replacement, replaced
-from outrider.runtime.support import context_limit
+from outrider.runtime.support import context_limit, refuse_quantised
 
 if TYPE_CHECKING:
     from outrider.runtime.probe import ModelFacts
@@ -46,6 +46,7 @@ HEAD_NORMS = frozenset({"q_norm", "k_norm"})  # may stand beside the products of
 def recognise(model: Any, facts: ModelFacts) -> Sizes:
     """Raises `UnsupportedModel` where the model is not built of the usual parts."""
     name = type(model).__name__
+    refuse_quantised(model, "native")
 
     def demand(right: bool, what: str) -> None:
         if not right:

@@ -83,6 +83,9 @@ class OpenVINOBackend:
         shape = self._fixed.find(rows, self.cache.capacity) if self._facts.windowless else None
         return shape[0] if shape is not None else padded(rows)
 
+    def slot_bytes(self, rows: int) -> int:
+        return 0
+
     def positions(self) -> tuple[int, str]:
         return context_limit(self.model.config)
 

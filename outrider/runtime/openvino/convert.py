@@ -28,6 +28,7 @@ from outrider.runtime.openvino.quiet import quiet_conversion
 from outrider.runtime.passes import NAME as EAGER
 from outrider.runtime.passes import current_pass, running
 from outrider.runtime.probe import ModelFacts
+from outrider.runtime.support import refuse_quantised
 
 NAME = "outrider-openvino"  # of the traced attention in transformers' registries
 GRAPH = "graph.xml"
@@ -233,6 +234,7 @@ def trace(model: Any, facts: ModelFacts) -> Any:
     """
     import openvino as ov
 
+    refuse_quantised(model, "openvino")
     batch, rows, count, tensors = 2, 3, 4, CacheTensors(facts.shapes)
     example: dict[str, Any] = {
         "input_ids": torch.arange(batch * rows).view(batch, rows) % facts.vocab_size,

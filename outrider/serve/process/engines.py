@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import ClosedEngine
@@ -18,6 +21,8 @@ from outrider.serve.process.records import unpack_error, unpack_info
 log = logging.getLogger("outrider")
 COMMAND = (sys.executable, "-m", "outrider.serve.process.worker")
 END_S = 15.0  # that a process may take to end after it was told to
+SIGKILL = 9
+REAPED_S = 0.2  # between a process's last word and its exit status
 
 
 class EngineProcess:
@@ -32,6 +37,8 @@ class EngineProcess:
         self.info: Info | None = None  # known once it has loaded
         self.stats: Mapping[str, Any] = {}  # the last ones it told
         self.dead = False
+        self.killed_from_outside = False  # nothing that it was asked has to do with its death
+        self._out_of_memory = _out_of_memory()  # kills so far
 
     @property
     def pid(self) -> int:
@@ -101,6 +108,9 @@ class EngineProcess:
         """The socket closed: the process has died, or is about to."""
         self.dead = True
         if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(REAPED_S)
+                self.killed_from_outside = status == -SIGKILL and _out_of_memory() == self._out_of_memory
             if self._process.poll() is None:
                 self._process.kill()  # one that does not listen any more is of no use
             asyncio.get_running_loop().run_in_executor(None, self._process.wait)  # no zombie stays
@@ -108,3 +118,10 @@ class EngineProcess:
             if not answer.done():
                 answer.set_exception(ClosedEngine("the engine's process has ended"))
         self._on_lost(self)
+
+
+def _out_of_memory() -> float:
+    """How often this system has killed a process for want of memory; unlike anything where it does not say."""
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())["oom_kill"])
+    return math.nan

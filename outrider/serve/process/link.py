@@ -174,7 +174,7 @@ class ProcessLink:
             return
         log.warning("the engine (process %d) died with %d requests; it is started again", engine.pid, len(self._active))
         self._up.clear()
-        self._blame()
+        self._blame(engine)
         self._before = joined(self._before, engine.stats, gauges=False)
         self.restarts += 1
         self._spawn(self._revive())
@@ -268,11 +268,15 @@ class ProcessLink:
         if engine.dead and not active.taken:
             raise Died
 
-    def _blame(self) -> None:
-        """An engine has died: who has nothing of it, or the one that was on trial, may have killed it."""
+    def _blame(self, engine: EngineProcess) -> None:
+        """An engine has died: who has nothing of it, or the one that was on trial, may have killed it.
+
+        A signal from outside is nobody's fault: many of them, one soon after the other, end no request.
+        """
         trials = [active for active in self._active.values() if active.on_trial]
         for active in trials or [one for one in self._active.values() if one.names]:
-            if not active.progress and (active.on_trial or active.fruitless < SUSPECT):
+            without = not active.progress and (active.on_trial or active.fruitless < SUSPECT)
+            if without and not engine.killed_from_outside:
                 active.fruitless += 1
         for active in self._active.values():
             active.progress = False

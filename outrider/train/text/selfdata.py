@@ -26,13 +26,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
 
 from outrider.core.errors import InputError
 from outrider.models import LoadedModel
+from outrider.runtime.support import cache_argument
 from outrider.train.loops import Loops
 from outrider.train.text.dialogue import ANSWER, FORCED, USER, Dialogue, dialogue
 from outrider.train.text.material import Answer, about, answers_in
+from outrider.train.text.room import cache_of
 
 log = logging.getLogger("outrider")
 NEVER = -math.inf
@@ -272,12 +273,12 @@ def sample_shard(
     turns = _Turns.start(script, plan, device, noise)
     tokens = torch.zeros(rows, plan.length, dtype=torch.int64, device=device)
     roles = torch.zeros(rows, plan.length, dtype=torch.uint8, device=device)
-    cache = Cache(layers=[_Room(plan.length) for _ in range(model.config.get_text_config().num_hidden_layers)])
+    cache = {cache_argument(model): cache_of(model, plan.length)}
     tokens[:, 0] = turns.first_tokens()
     loops = Loops(rows, plan.loop, device)
     with sdpa_kernel(ATTENTION):
         for at in range(1, plan.length):
-            logits = model(tokens[:, at - 1 : at], past_key_values=cache, use_cache=True).logits[:, -1].float()
+            logits = model(tokens[:, at - 1 : at], **cache, use_cache=True).logits[:, -1].float()
             tokens[:, at], roles[:, at] = turns.next(logits)
             turns.looping = loops.add(tokens, at, turns.turn)
             if at % 64 == 0:
@@ -369,25 +370,3 @@ class _Turns:
         # Gumbel's trick: at temperature 0 the noise vanishes and the likeliest token stays.
         waits = torch.empty_like(logits).exponential_(generator=self.noise)
         return (kept - temperature * waits.log_()).argmax(-1)
-
-
-class _Room(DynamicLayer):
-    """Keys and values of one layer in a buffer of the final size, so that growing copies nothing."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
-        self.used = 0
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            rows, heads, _, width = key_states.shape
-            self._keys = key_states.new_empty(rows, heads, self.length, width)
-            self._values = value_states.new_empty(rows, heads, self.length, value_states.shape[-1])
-        end = self.used + key_states.shape[-2]
-        self._keys[:, :, self.used : end] = key_states
-        self._values[:, :, self.used : end] = value_states
-        self.used = end
-        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
-        return self.keys, self.values

@@ -27,14 +27,15 @@ class Engine:
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int = 0
     cancelled: list[str] = field(default_factory=list)
+    stepping: asyncio.Task[None] | None = None
 
     async def run(self, channel: socket.socket) -> None:
         ended = asyncio.Event()
         self.wire = Wire(self.hear, ended.set)
         await asyncio.get_running_loop().create_connection(lambda: self.wire, sock=channel)
-        stepping = asyncio.create_task(self.work())
         await ended.wait()
-        stepping.cancel()
+        if self.stepping is not None:
+            self.stepping.cancel()
 
     def hear(self, messages: list[Message]) -> None:
         for kind, number, *rest in messages:
@@ -64,6 +65,7 @@ class Engine:
         info = {"model": "fake", "method": "mix", "methods": ["mix"], "vocab_size": 1000, "max_context": 4096,
                 "slots": 8, "eos_ids": [], "same_bits": True}  # fmt: skip
         self.wire.say("reply", number, info)
+        self.stepping = asyncio.create_task(self.work())
 
     def submit(self, number: int, request: dict[str, Any]) -> None:
         if 999 in request["prompt"]:

@@ -186,6 +186,22 @@ def test_a_request_that_kills_every_engine_ends_and_the_others_do_not() -> None:
     run(test)
 
 
+def test_a_request_that_says_nothing_before_many_kills_from_outside_is_not_blamed_for_them() -> None:
+    async def test() -> None:
+        async with started(step_s=0.3) as one:
+            slow = await one.submit(ask("slow to begin", 5))
+            for _ in range(2 * FRUITLESS):
+                while not one.ready:
+                    await asyncio.sleep(0.005)
+                await asyncio.sleep(0.02)
+                os.kill(one.pid, signal.SIGKILL)
+                while one.ready:
+                    await asyncio.sleep(0.005)
+            assert (await heard(slow))[0][0] == expected(5)
+
+    run(test)
+
+
 def test_what_was_taken_once_is_not_refused_by_the_next_engine() -> None:
     async def test() -> None:
         async with started(places=4) as one:

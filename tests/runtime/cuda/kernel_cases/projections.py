@@ -165,18 +165,18 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("rotary", [False, True])
 def test_rows_are_stored_where_they_belong(rotary: bool) -> None:
-    key, value = (normal(2, 3, 4, 24, dtype=torch.float32).transpose(1, 2) for _ in range(2))  # [2, 4, 3, 24]
+    key, value = (normal(1, 6, 4, 24, dtype=torch.float32).transpose(1, 2) for _ in range(2))  # [1, 4, 6, 24]
     keys, values = torch.zeros(5, 4, 30, 24, device=DEVICE), torch.zeros(5, 4, 30, 24, device=DEVICE)
-    slots = torch.tensor([4, 1], device=DEVICE)
-    places = torch.tensor([[7, 8, 29], [0, 2, 1]], device=DEVICE)
-    angle = torch.rand(2, 3, 12, device=DEVICE).repeat(1, 1, 2)
+    slots = torch.tensor([4, 4, 4, 1, 1, 1], device=DEVICE)
+    places = torch.tensor([7, 8, 29, 0, 2, 1], device=DEVICE)
+    angle = torch.rand(1, 6, 12, device=DEVICE).repeat(1, 1, 2)
     turn = (angle.cos(), angle.sin()) if rotary else None
     small.store_rows(key, value, keys, values, slots, places, turn)
     want = turned(key, *turn) if turn else key
-    for b in range(2):
-        assert torch.allclose(keys[slots[b], :, places[b]].double(), want[b].double(), atol=1e-6)
-        assert torch.equal(values[slots[b], :, places[b]], value[b])
-    assert int((keys.abs().sum(-1) > 0).sum()) == 2 * 3 * 4  # nothing else was written
+    for row, (slot, place) in enumerate(zip(slots.tolist(), places.tolist(), strict=True)):
+        assert torch.allclose(keys[slot, :, place].double(), want[0, :, row].double(), atol=1e-6)
+        assert torch.equal(values[slot, :, place], value[0, :, row])
+    assert int((keys.abs().sum(-1) > 0).sum()) == 6 * 4  # nothing else was written
 
 
 def test_an_accepted_path_moves_in_all_layers_at_once() -> None:

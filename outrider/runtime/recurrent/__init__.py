@@ -1,0 +1,1 @@
+"""Layers whose memory is a state, not keys and values: run over token trees, committed, and taken up again."""
