@@ -90,7 +90,10 @@ def measured(command: Sequence[str], scratch: Path | None = None) -> Start:
     code, cpu, wall, peak = json.loads(said.stdout)
     if code:
         sys.exit(f"this failed: {' '.join(command)}")
-    return Start(round(cpu, 2), round(wall, 2), round(peak * (1 if sys.platform == "darwin" else 1024) / 1e9, 3))
+    unit = 1 if sys.platform == "darwin" else 1024
+    start = Start(round(cpu, 2), round(wall, 2), round(peak * unit / 1e9, 3))
+    print(start, " ".join(command)[-60:], file=sys.stderr)
+    return start
 
 
 def middle(command: Sequence[str], scratch: Path | None = None) -> Start:
@@ -102,7 +105,7 @@ def middle(command: Sequence[str], scratch: Path | None = None) -> Start:
 
 def imports(command: Sequence[str], scratch: Path) -> dict[str, float]:
     """Seconds by package, of the modules of each alone; the largest first. Timing them takes time itself."""
-    line = [sys.executable, "-X", "importtime", *command]
+    line = [command[0], "-X", "importtime", *command[1:]]
     said = subprocess.run(line, capture_output=True, text=True, check=True, env=environment(scratch)).stderr
     seconds: dict[str, float] = defaultdict(float)
     for found in re.finditer(r"^import time: +(\d+) \| +\d+ \| +(\S+)$", said, re.MULTILINE):
@@ -135,7 +138,7 @@ def model(found: Found, scratch: Path, source: str, precision: str, most: dict[s
     """Changes `found`: one model in one precision. `most`: gigabytes that later starts may take, by method."""
     name = f"{Path(source).stem}, {precision}"
     first, later = {}, {}
-    for method in ("mix", "plain"):
+    for method in ("plain", "mix"):
         again(scratch)
         first[method] = measured(generate(source, precision, method), scratch)
         later[method] = middle(generate(source, precision, method), scratch)

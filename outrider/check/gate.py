@@ -24,7 +24,7 @@ from outrider.check.reference import Answer, Job, Plain, RuntimePlain, Watch
 from outrider.check.report import GatePart, Outcome, Planted, Report
 from outrider.check.runs import Subject
 from outrider.check.seeded import run_seeded, seeded_jobs
-from outrider.check.ties import FORCED_TREES, Comparison, Precision, measure
+from outrider.check.ties import FORCED_TREES, WIDTHS, Comparison, Precision, measure
 from outrider.check.toy_methods import coupled_methods, one_a_family
 from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
@@ -50,6 +50,7 @@ SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 1.5},
 )
 ENOUGH_POWER = 0.99
+NOISE_TEXTS = 4  # that are scored in other widths: two thousand rows of a full check; more can only raise the bound
 CONTEXT = 1024  # longer prompts lose their beginning
 MODELS_PRECISION = "float32"  # the precision in which a runtime says what the model itself says
 SLOTS = 8  # fewer than there are texts in most runs, so that requests wait, join and leave
@@ -253,12 +254,13 @@ class _Gate:
 
     def _noise(self) -> Precision:
         if self._precision is None:
-            self._precision = measure(self.subject.plain, self._plain_greedy(), self._labelled("greedy"))
+            answers = self._plain_greedy()[:NOISE_TEXTS]
+            self._precision = measure(self.subject.plain, answers, self._labelled("greedy"))
         return self._precision
 
     def _answer(self, jobs: Sequence[Job]) -> list[Answer]:
         watch = self._labelled("reference")
-        return [self.subject.plain.decode(job, watch) for job in jobs]
+        return self.subject.plain.answers(jobs, watch)
 
     def _sampled_jobs(self, number: int) -> list[Job]:
         jobs = []
@@ -288,7 +290,8 @@ def planned_tokens(size: Size, bugs: Sequence[Bug]) -> int:
     greedy = 3 * size.prompts * size.tokens + forced
     seeded = size.seeded * (3 * size.seeded_tokens + 2 * size.forced_tokens)
     sampled = size.sampled * size.sampled_tokens * 2
-    reference = 5 * size.prompts * size.tokens + size.seeded * size.seeded_tokens
+    again = len(WIDTHS) * min(size.prompts, NOISE_TEXTS)
+    reference = (size.prompts + again) * size.tokens + size.seeded * size.seeded_tokens
     cost = {"exhaustive": 0, "dependent": 0, "greedy": greedy, "seeded": seeded, "martingale": sampled}
     return reference + sum(cost.values()) + sum(cost[part] for bug in bugs for part in bug.parts)
 

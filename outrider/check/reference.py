@@ -1,7 +1,8 @@
 """Plain decoding by the unmodified `transformers` model, one token at a time: what every run is held against.
 
 Nothing of Outrider's runtime, engine or verifiers is used, only its sampling semantics and its noise; so a defect that
-plain and speculative decoding share shows as well. Slow on purpose.
+plain and speculative decoding share shows as well. Slow on purpose, but for what `transformers` does itself: texts of
+about one length go through the model together, padded on the left.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from outrider.core.protocols import CompileForm, Target
 from outrider.core.records import Needs
 from outrider.core.sampling import History
 from outrider.core.schedule import run_texts
+from outrider.runtime.support import ropes
 
+TOGETHER = 8  # texts
 TOP = 32  # logits of the likeliest tokens that are kept of every row, to compare schedules by
+PADDED_ROPES = {"default", "linear", "llama3", "yarn"}
+PADDED_LAYERS = {"full_attention", "sliding_attention"}
 Watch = Callable[[str, int], None]  # what is being done, and how many tokens of it were done since the last call
 
 
@@ -48,6 +53,37 @@ class Answer:
     top_logits: NDArray[np.float64]  # [T, TOP], raw, as scored token by token
 
 
+class _Text:
+    """A job while it is decoded. Changes state."""
+
+    def __init__(self, plain: Plain, job: Job) -> None:
+        self.job, self.history = job, plain.history(job)
+        self._loose = plain.history(job, top_k=0, top_p=1.0, min_p=0.0)
+        self._eos_ids = plain.eos_ids
+        self._margins: list[float] = []
+        self._ids: list[NDArray[np.int64]] = []
+        self._logits: list[NDArray[np.float64]] = []
+        self.ended = False
+
+    def choose(self, row: Tensor) -> int:
+        """The next token, by the row of raw logits behind the text so far."""
+        token, margin = chosen(self.history, self._loose, row)
+        top = torch.topk(row, min(TOP, row.numel()))
+        self._margins.append(margin)
+        self._ids.append(top.indices.cpu().numpy())
+        self._logits.append(top.values.double().cpu().numpy())
+        for one in (self.history, self._loose):
+            one.append((token,))
+        legal = self.history.legal
+        full = self.history.generated == self.job.params.max_new_tokens
+        self.ended = full or (legal is not None and (token in self._eos_ids or legal.exhausted))
+        return token
+
+    def answer(self) -> Answer:
+        found = (np.array(each) for each in (self._margins, self._ids, self._logits))
+        return Answer(self.job, list(self.history.output), *found)
+
+
 class Plain:
     """The caller's model as it is. Does not change state."""
 
@@ -56,28 +92,57 @@ class Plain:
         compile_form: CompileForm | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vocab_size = model, vocab_size
-        self._eos_ids, self._compile_form = eos_ids, compile_form  # for jobs that ask for a form
-        self._can_trim = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.eos_ids, self._compile_form = eos_ids, compile_form  # for jobs that ask for a form
+        takes = inspect.signature(model.forward).parameters
+        self._can_trim = "logits_to_keep" in takes
+        self._can_pad = {"attention_mask", "position_ids"} <= takes.keys() and _same_when_padded(model)
+
+    def answers(self, jobs: Sequence[Job], watch: Watch) -> list[Answer]:
+        """In the order of the jobs."""
+        if not self._can_pad:
+            return [self.decode(job, watch) for job in jobs]
+        found: dict[int, Answer] = {}
+        order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].prompt))
+        for low in range(0, len(order), TOGETHER):
+            some = order[low : low + TOGETHER]
+            found |= zip(some, self._together([jobs[i] for i in some], watch), strict=True)
+        return [found[i] for i in range(len(jobs))]
 
     def decode(self, job: Job, watch: Watch) -> Answer:
-        history = self.history(job)
-        loose = self.history(job, top_k=0, top_p=1.0, min_p=0.0)
+        """One job by itself."""
+        text = _Text(self, job)
         row, cache = self._begin(job.prompt)
-        margins, ids, logits = [], [], []
         while True:
-            token, margin = chosen(history, loose, row)
-            top = torch.topk(row, min(TOP, row.numel()))
-            margins.append(margin)
-            ids.append(top.indices.cpu().numpy())
-            logits.append(top.values.double().cpu().numpy())
-            for one in (history, loose):
-                one.append((token,))
+            token = text.choose(row)
             watch("plain decoding", 1)
-            ended = history.legal is not None and (token in self._eos_ids or history.legal.exhausted)
-            if ended or history.generated == job.params.max_new_tokens:
-                return Answer(job, list(history.output), np.array(margins), np.array(ids), np.array(logits))
+            if text.ended:
+                return text.answer()
             rows, cache = self._forward([token], cache)
             row = rows[-1]
+
+    @torch.inference_mode()
+    def _together(self, jobs: Sequence[Job], watch: Watch) -> list[Answer]:
+        texts, width = [_Text(self, job) for job in jobs], max(len(job.prompt) for job in jobs)
+        device = self.model.get_input_embeddings().weight.device
+        padding = [width - len(job.prompt) for job in jobs]
+        ids = torch.tensor([[0] * count + list(job.prompt) for count, job in zip(padding, jobs, strict=True)])
+        mask = (torch.arange(width) >= torch.tensor(padding)[:, None]).long()
+        places, cache = (mask.cumsum(1) - 1).clamp(min=0), None
+        options = {"logits_to_keep": 1} if self._can_trim else {}
+        while True:
+            out = self.model(
+                input_ids=ids.to(device), attention_mask=mask.to(device), position_ids=places.to(device),
+                past_key_values=cache, use_cache=True, return_dict=True, **options,
+            )  # fmt: skip
+            cache, said = out.past_key_values, []
+            for text, row in zip(texts, out.logits[:, -1].float(), strict=True):
+                if not text.ended:
+                    watch("plain decoding", 1)
+                said.append(0 if text.ended else text.choose(row))
+            if all(text.ended for text in texts):
+                return [text.answer() for text in texts]
+            ids, places = torch.tensor(said)[:, None], places[:, -1:] + 1
+            mask = torch.cat([mask, torch.ones_like(ids)], 1)
 
     def history(self, job: Job, **changes: Unpack[SamplingArguments]) -> History:
         """The job before its first token, with some parameters changed."""
@@ -85,8 +150,8 @@ class Plain:
         if not params.form:
             return History(job.prompt, params, self.vocab_size)
         assert self._compile_form is not None, "made without forms"
-        legal = Legal(self._compile_form(params), job.prompt, self.vocab_size, self._eos_ids)
-        return History(job.prompt, params, self.vocab_size, self._eos_ids, legal=legal)
+        legal = Legal(self._compile_form(params), job.prompt, self.vocab_size, self.eos_ids)
+        return History(job.prompt, params, self.vocab_size, self.eos_ids, legal=legal)
 
     def rescore(self, answer: Answer, width: int) -> Iterator[Tensor]:
         """The rows of an answer once more, `width` tokens a forward; 0: all in one, without a cache."""
@@ -119,6 +184,15 @@ class Plain:
         return out.logits[0].float(), out.past_key_values
 
 
+def _same_when_padded(model: Any) -> bool:
+    """Whether a padded text is computed as by itself: not where a state runs through the padding, nor where the longest
+    text of a batch decides how positions are rotated."""
+    text = model.config.get_text_config(decoder=True)
+    kinds = {str(rope.get("rope_type", "default")) for rope in ropes(getattr(text, "rope_parameters", None))}
+    layers = set(getattr(text, "layer_types", None) or ())
+    return kinds <= PADDED_ROPES and layers <= PADDED_LAYERS and not getattr(model, "_is_stateful", False)
+
+
 class RuntimePlain(Plain):
     """Plain decoding by the runtime itself, without trees: the reference where its precision is not the model's own.
 
@@ -130,7 +204,7 @@ class RuntimePlain(Plain):
         compile_form: CompileForm | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model, target.vocab_size, eos_ids, compile_form)
-        self._target, self._slot = target, -1
+        self._target, self._slot, self._can_pad = target, -1, False
 
     def _forward(
         self, tokens: Sequence[int], cache: Any, *, last: bool = False, use_cache: bool = True

@@ -7,10 +7,11 @@ import pytest
 import torch
 from scipy.stats import poisson
 
-from outrider.check.reference import Answer, Job, Plain
+from outrider.check.reference import TOGETHER, Answer, Job, Plain
 from outrider.check.ties import Comparison, Precision, measure, poisson_limit
 from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel
+from tests.runtime import test_architectures as zoo
 
 
 def nobody(label: str, tokens: int) -> None:
@@ -84,3 +85,40 @@ def test_reference_is_what_generate_says(tiny_llama: LoadedModel) -> None:
     assert (said.margins > 0).all()
     assert torch.allclose(plain.rows((3, 1, 4, 1, 5), said.tokens).topk(2).values.diff(dim=1).abs().flatten().double(),
                           torch.from_numpy(said.margins), atol=1e-3)  # fmt: skip
+
+
+def jobs(vocabulary: int) -> list[Job]:
+    """Of unequal lengths and settings, more than go together."""
+    rng, settings = np.random.default_rng(2), ({}, {"temperature": 1.0}, {"repetition_penalty": 1.3})
+    return [
+        Job(str(i), tuple(rng.integers(0, vocabulary, 1 + 5 * i % 23).tolist()),
+            SamplingParams(max_new_tokens=9 + i % 4, ignore_eos=True, seed=i, **settings[i % 3]))
+        for i in range(TOGETHER + 3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "mistral-window", "gemma2", "gpt2"])
+def test_texts_that_go_together_say_what_each_says_alone(name: str) -> None:
+    plain = Plain(zoo.build(name), 61)
+    assert plain._can_pad
+    told: list[int] = []
+    together = plain.answers(jobs(61), lambda _, tokens: told.append(tokens))
+    for job, one in zip(jobs(61), together, strict=True):
+        alone = plain.decode(job, nobody)
+        assert one.job == job and one.tokens == alone.tokens
+        assert np.allclose(one.top_logits, alone.top_logits, atol=1e-4) and one.margins.shape == alone.margins.shape
+    assert sum(told) == sum(len(one.tokens) for one in together)
+
+
+def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.build("llama")
+    plain, forward = Plain(model, 61), model.forward
+    alone = [plain.decode(job, nobody).tokens for job in jobs(61)]
+    monkeypatch.setattr(model, "forward", lambda attention_mask=None, **given: forward(**given))
+    assert [one.tokens for one in plain.answers(jobs(61), nobody)] != alone
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic-rope"])
+def test_models_that_padding_would_change_are_asked_one_by_one(name: str) -> None:
+    plain = Plain(zoo.build(name), 61)
+    assert not plain._can_pad and len(plain.answers(jobs(61)[:2], nobody)) == 2
