@@ -24,7 +24,7 @@ from outrider.core.protocols import CompileForm, Target
 from outrider.core.records import Needs
 from outrider.core.sampling import History
 from outrider.core.schedule import run_texts
-from outrider.runtime.support import ropes
+from outrider.runtime.support import TESTED_GRAPHS, ropes
 
 TOGETHER = 8  # texts
 TOP = 32  # logits of the likeliest tokens that are kept of every row, to compare schedules by
@@ -185,12 +185,12 @@ class Plain:
 
 
 def _same_when_padded(model: Any) -> bool:
-    """Whether a padded text is computed as by itself: not where a state runs through the padding, nor where the longest
-    text of a batch decides how positions are rotated."""
+    """Whether a padded text is surely computed as by itself: not where a state may run through the padding, nor where
+    the longest text of a batch decides how positions are rotated."""
     text = model.config.get_text_config(decoder=True)
     kinds = {str(rope.get("rope_type", "default")) for rope in ropes(getattr(text, "rope_parameters", None))}
     layers = set(getattr(text, "layer_types", None) or ())
-    return kinds <= PADDED_ROPES and layers <= PADDED_LAYERS and not getattr(model, "_is_stateful", False)
+    return text.model_type in TESTED_GRAPHS and kinds <= PADDED_ROPES and layers <= PADDED_LAYERS
 
 
 class RuntimePlain(Plain):
