@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ def test_an_embedding_that_is_the_head_lies_on_the_disk_once(gguf: Path, tmp_pat
     weights = held.read(tmp_path / "packed").weights  # type: ignore[union-attr]
     assert np.shares_memory(weights.embedding.values, weights.head.values) == skeleton.tied
     assert weights.embedding.values.dtype == (np.float32 if precision == "float32" else np.int8)
+
+
+@pytest.mark.parametrize("setting", ["[always] madvise never", "always madvise [never]", None])
+def test_weights_in_huge_pages_are_those_on_the_disk_and_are_never_let_go(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None
+) -> None:
+    monkeypatch.setattr(held, "HUGE_PAGES", tmp_path / "setting")
+    if setting is not None:
+        (tmp_path / "setting").write_text(setting, encoding="ascii")
+    pack_files(tmp_path / "packed", built(gguf), "int8", ABOUT)
+    index = json.loads((tmp_path / "packed" / held.FACTS).read_text(encoding="utf-8"))["arrays"]
+    monkeypatch.setattr(held, "READ", 1000)  # in several pieces
+    found = held.read(tmp_path / "packed")
+    assert found is not None
+    wanted = dict(arrays(held.mapped(tmp_path / "packed" / held.ARRAYS, index)))
+    for name, array in arrays(found.weights):
+        held.unread(array)
+        assert np.array_equal(array, wanted[name]), name
 
 
 def test_a_header_is_read_as_transformers_reads_it(gguf: Path) -> None:
