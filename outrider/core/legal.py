@@ -90,6 +90,11 @@ class Legal:
             return float(_mass(probs.numpy(), row))
         return float(probs.masked_fill(~_bits(row, probs), 0.0).sum())
 
+    def largest(self, scores: NDArray[np.float32], path: Sequence[int] = ()) -> int:
+        """The largest of these scores [V] whose token may follow `path`, the lowest id among equals; -1: none."""
+        row = self.mask(path)
+        return int(scores.argmax() if row is None else _largest(scores, row))
+
     def mask(self, path: Sequence[int] = ()) -> NDArray[np.int32] | None:
         """[words] bit t % 32 of word t // 32: token t may follow `path`. None: nothing is restricted there."""
         key = tuple(path)
@@ -202,6 +207,18 @@ def _mass(probs, words):  # type: ignore[no-untyped-def]
         if (words[token // 32] >> (token % 32)) & 1:
             sums[token % 32] += probs[token]
     return sums.sum()
+
+
+@compiled
+def _largest(scores, words):  # type: ignore[no-untyped-def]
+    best, found = -np.inf, -1
+    for at in range((len(scores) + 31) // 32):
+        word, first = words[at], 32 * at
+        if word != 0:
+            for bit in range(min(32, len(scores) - first)):
+                if scores[first + bit] > best and (word >> bit) & 1:
+                    best, found = scores[first + bit], first + bit
+    return found
 
 
 @compiled

@@ -150,6 +150,15 @@ class History:
         legal = self.legal is None or self.legal.allows(token, path)
         return legal and not self._edits and not (self._too_short(path) and token in self._stop_ids)
 
+    def likeliest(self, logits: Tensor, path: Sequence[int]) -> int:
+        """The argmax of `process` at temperature 0, the lowest id among equals; without it where a mask is all."""
+        if self.legal is None or self._edits or self._too_short(path) or logits.device.type != "cpu":
+            return int(self.process(logits, path).argmax())
+        token = self.legal.largest(logits.float().numpy(), path)
+        if token < 0:
+            raise self.nothing_left(path)
+        return token
+
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """[V] processed logits after `path` (the tokens below the pending one), float32, banned ids at -inf.
 

@@ -89,7 +89,7 @@ class TargetRows:
             elif self.logits.device.type == "cpu":
                 self._argmax[node] = token = _largest_id(self.logits[node])
                 if reshaped and not self.history.keeps(token, path):
-                    self._argmax[node] = _largest_id(self._process(node))
+                    self._argmax[node] = self.history.likeliest(self.logits[node], path)
             elif reshaped:
                 self._argmax[node] = int(self._process(node).argmax())
             else:  # one transfer for the whole tree

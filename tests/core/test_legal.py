@@ -66,6 +66,24 @@ def test_paths_and_text_say_the_same(walk: list[int], path: list[int]) -> None:
         assert one is None or np.array_equal(one, other)
 
 
+@given(
+    st.lists(st.sampled_from([1, 2, 4, 5, 6, 7]), max_size=4),
+    st.lists(st.floats(-9, 9, width=16) | st.just(-math.inf), min_size=V, max_size=V),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_likeliest_that_may_follow_is_that_of_the_masked_row(path: list[int], scores: list[float]) -> None:
+    history = History((9, 9), SamplingParams(temperature=0), V, frozenset({END, SECOND}), legal=legal_of())
+    row = torch.tensor(scores)
+    try:
+        expected = int(history.process(row, path).argmax())
+    except EmptySupport:
+        with pytest.raises(EmptySupport):
+            history.likeliest(row, path)
+    else:
+        assert history.likeliest(row, path) == expected
+        assert history.likeliest(row.half(), path) == int(history.process(row.half(), path).argmax())
+
+
 def test_single_answers_and_masks_agree() -> None:
     for said in ([], [5], [5, 6], [5, 6, 4]):
         legal = legal_of(said=said)
