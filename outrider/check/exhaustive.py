@@ -192,9 +192,7 @@ def step_distribution(
     return verified(verifier, branches(draft, limit), target, limit)
 
 
-def verified(
-    verifier: Verifier, trees: Iterable[Weighted], target: ToyLM, limit: int = LIMIT
-) -> tuple[Sequences, int]:
+def verified(verifier: Verifier, trees: Iterable[Weighted], target: ToyLM, limit: int = LIMIT) -> tuple[Sequences, int]:
     """The same of trees that are there."""
 
     def emitted(paths: Branches, tree: TokenTree, rows: TableRows) -> tuple[int, ...]:
