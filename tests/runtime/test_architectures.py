@@ -305,14 +305,17 @@ def seeing_siblings(*args: Any) -> Block:
     return replace(block, sees=np.tri(len(block.tokens), dtype=bool)[block.done :])
 
 
-@pytest.mark.parametrize("name", [*ZOO, *MORE])
+SHOWING = [*ZOO, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+
+
+@pytest.mark.parametrize("name", SHOWING)
 @pytest.mark.parametrize("bug", [by_storage_order, seeing_siblings])
 def test_wrong_rows_are_caught(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "tree_block", bug)
     assert walk(build(name), batch=2, seed=3, steps=3, chunk=16, enough=CAUGHT) > CAUGHT
 
 
-@pytest.mark.parametrize("name", [*ZOO, *MORE])
+@pytest.mark.parametrize("name", SHOWING)
 def test_stale_cache_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "move", lambda *_: None)
     assert walk(build(name), batch=2, seed=3, steps=3, chunk=16, enough=CAUGHT) > CAUGHT
