@@ -282,7 +282,7 @@ def test_accepted_rows_stay_and_rejected_ones_leave_no_trace(target: SlotTarget)
 
 
 def test_a_released_slot_leaves_nothing_behind(model: LlamaForCausalLM) -> None:
-    target = native_target(model, max_slots=1, max_rows=8)
+    target = native_target(model, max_slots=1, max_rows=8, cache_bytes=1 << 24)  # all of it is written to
     want = logits(target, slot := open_slot(target))
     for stored in target.backend.cache.store[:2]:
         stored[:] = np.nan
