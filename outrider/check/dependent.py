@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.check.enumeration import Branches, branches
 from outrider.check.exhaustive import CONTEXT, LIMIT, TOLERANCE, Sequences, distance
-from outrider.check.toy_methods import TARGET, toy_recipe, toy_target
+from outrider.check.toy_methods import TARGET, quiet, toy_recipe, toy_target
 from outrider.core.engine import Engine, Handle
 from outrider.core.sampling import History, SamplingParams
 
@@ -55,10 +55,11 @@ def examine(name: str, budget: int = 2, more: tuple[int, ...] = MORE, limit: int
         first = _one_step(engine, (*CONTEXT, *ASKED))
         return first, _one_step(engine, (*CONTEXT, *ASKED, *first, *more))
 
-    for (first, second), probability in branches(both, limit, shared=True):
-        probs = seconds.setdefault(first, {})
-        probs[second] = probs.get(second, 0.0) + probability
-        count += 1
+    with quiet():
+        for (first, second), probability in branches(both, limit, shared=True):
+            probs = seconds.setdefault(first, {})
+            probs[second] = probs.get(second, 0.0) + probability
+            count += 1
     alone = _difference({first: sum(probs.values()) for first, probs in seconds.items()}, ASKED)
     given = max(_difference(probs, (*ASKED, *first, *more)) for first, probs in seconds.items())
     return Result(name, rule, count, max(alone, given))
@@ -80,13 +81,12 @@ def _difference(probs: Sequences, after: tuple[int, ...]) -> float:
 
 
 def _one_step(engine: Engine, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """What one step says; the request ends there."""
+    """What one step says; the request ends there, and leaves before the next step."""
     handle = engine.submit(prompt, PARAMS)
     _in_float64(handle)
     engine.step()
     handle.cancel()
-    engine.step()
-    return tuple(handle.partial()[0].token_ids)
+    return tuple(handle.sequences[0].history.output)
 
 
 def _in_float64(handle: Handle) -> None:

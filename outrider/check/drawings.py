@@ -66,7 +66,7 @@ def _sampler(noise: Noise, node: int) -> Sample:
     def sample(row: QRow) -> int:
         nonlocal made
         lacking = 1.0 - float(row.probs.sum())
-        weights = np.append(row.probs, lacking if lacking > 1e-12 else 0.0)
+        weights = np.array([*row.probs.tolist(), lacking if lacking > 1e-12 else 0.0])
         index = noise.draw(weights, node, made)
         made += 1
         return int(row.ids[index]) if index < len(row.ids) else NOTHING

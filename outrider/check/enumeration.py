@@ -62,7 +62,7 @@ class Branches:
             raise ReusedNoise(f"noise key {key} was used twice")
         at, self.made = self.made, self.made + 1
         if at == len(self.tape):
-            self.tape.append(_opened(key, np.asarray(weights, dtype=np.float64), self.used.get(key, (0.0, 1.0))))
+            self.tape.append(_opened(key, weights, self.used.get(key, (0.0, 1.0))))
         decision = self.tape[at]
         if decision.key != key:
             raise HiddenRandomness(f"a replay asked for {key} where it had asked for {decision.key}")
@@ -83,17 +83,31 @@ class Branches:
         return Branches(tape, self.shared)
 
 
-def _opened(key: Key, probs: NDArray[np.float64], known: Bounds) -> _Decision:
-    """By inversion: a value is chosen where the uniform falls between the running sums before and after it."""
-    assert bool((probs >= 0).all()) and probs.sum() > 0, f"no probabilities at {key}: {probs}"
-    probs = probs / probs.sum()
+def _opened(key: Key, weights: Tensor | NDArray[np.float64] | list[float], known: Bounds) -> _Decision:
+    """By inversion: a value is chosen where the uniform falls between the running sums before and after it.
+
+    In Python's numbers: there are a handful, and an array's first operation takes longer than all of them.
+    """
+    sizes: list[float] = weights if isinstance(weights, list) else weights.tolist()
+    total = sum(sizes)
+    assert total > 0 and min(sizes) >= 0, f"no probabilities at {key}: {weights}"
     low, high = known
-    ends = probs.cumsum()
-    starts, ends = np.maximum(ends - probs, low), np.minimum(ends, high)
-    inside = probs if high - low == 1.0 else np.where(probs > 0, (ends - starts) / (high - low), 0.0)
-    values = np.nonzero(inside > (0.0 if high - low == 1.0 else _ROUNDING))[0]
-    bounds = list(zip(starts[values].tolist(), ends[values].tolist(), strict=True))
-    return _Decision(key, values.tolist(), (inside[values] / inside[values].sum()).tolist(), bounds)
+    free = high - low == 1.0
+    values: list[int] = []
+    shares: list[float] = []
+    bounds: list[Bounds] = []
+    end = 0.0
+    for value, size in enumerate(sizes):
+        start, end = end, end + size / total
+        if size > 0:
+            inside = (max(start, low), min(end, high))
+            share = size / total if free else (inside[1] - inside[0]) / (high - low)
+            if free or share > _ROUNDING:
+                values.append(value)
+                shares.append(share)
+                bounds.append(inside)
+    whole = sum(shares)
+    return _Decision(key, values, [share / whole for share in shares], bounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ arithmetic, not the runtime that supplies the probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -32,6 +32,7 @@ SMALL: tuple[Widths, ...] = ((1, 1, 1), (2, 1))
 SHAPES: tuple[Widths, ...] = (*SMALL, (2, 2), (3, 1), (2, 1, 1))
 
 Sequences = dict[tuple[int, ...], float]
+Weighted = tuple[TokenTree, float]  # a tree with its probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,14 @@ def exhaustive(
     results: list[Result] = []
     for law in sorted(asked):
         found = []
-        for drawing, shape, case in product((d for d in drawings if d.law is law), shapes, cases):
-            try:
-                found.append(examine(verifier, drawing, shape, case, limit))
-            except UnsupportedDraws:
-                continue
+        for drawing, shape in product((d for d in drawings if d.law is law), shapes):
+            drawn: dict[tuple[ToyLM, ToyLM], Trees] = {}  # cases that differ in their target share them
+            for case in cases:
+                trees = drawn.setdefault((case.draft, case.second), drawn_trees(drawing, shape, case, limit))
+                try:
+                    found.append(examine(verifier, drawing, shape, case, limit, trees))
+                except UnsupportedDraws:
+                    continue
         refused = Result(verifier.name, law, "every drawing was refused", (), "", 0, float("inf"))
         results.extend(found or [refused])
     return results
@@ -116,9 +120,44 @@ def quick(verifier: Verifier, drawings: Sequence[Drawing] = DRAWINGS) -> list[Re
     return results + [result for result in wide if result.outcomes]
 
 
-def examine(verifier: Verifier, drawing: Drawing, shape: Widths, case: Case, limit: int = LIMIT) -> Result:
-    """One combination. Raises `UnsupportedDraws` where the verifier refuses."""
-    probs, count = output_distribution(verifier, drawing, shape, case, limit)
+class Trees:
+    """All trees that can be drafted: made once, as far as they are asked for, and gone through for each target."""
+
+    def __init__(self, draft: Callable[[Branches], TokenTree], limit: int = LIMIT) -> None:
+        self._made: list[Weighted] = []
+        self._rest = branches(draft, limit)
+
+    def __iter__(self) -> Iterator[Weighted]:
+        yield from self._made
+        for weighted in self._rest:
+            self._made.append(weighted)
+            yield weighted
+
+
+def drawn_trees(drawing: Drawing, shape: Widths, case: Case, limit: int = LIMIT) -> Trees:
+    """Of the case's sources."""
+
+    def draft(paths: Branches) -> TokenTree:
+        return draw_tree(drawing, shape, case.draft, case.second, CONTEXT, paths.noise("draft"))
+
+    return Trees(draft, limit)
+
+
+def grown_trees(make: Callable[[], Grower], budget: Budget, source: ToyLM, limit: int = LIMIT) -> Trees:
+    """Of a grower; `make` gives a new one for each outcome, so that none remembers another."""
+
+    def draft(paths: Branches) -> TokenTree:
+        return grow_tree(make(), source, budget, paths.noise("draft"))
+
+    return Trees(draft, limit)
+
+
+def examine(
+    verifier: Verifier, drawing: Drawing, shape: Widths, case: Case, limit: int = LIMIT, trees: Trees | None = None
+) -> Result:
+    """One combination. Raises `UnsupportedDraws` where the verifier refuses. `trees`: drawn already."""
+    trees = drawn_trees(drawing, shape, case, limit) if trees is None else trees
+    probs, count = verified(verifier, trees, case.target, limit)
     return Result(
         verifier.name, drawing.law, drawing.name, shape, case.name, count, distance(probs, case.target, len(shape) + 1)
     )
@@ -128,22 +167,14 @@ def output_distribution(
     verifier: Verifier, drawing: Drawing, shape: Widths, case: Case, limit: int = LIMIT
 ) -> tuple[Sequences, int]:
     """How likely each text of one step is, over all drafts and all verifications, and the number of outcomes."""
-
-    def draft(paths: Branches) -> TokenTree:
-        return draw_tree(drawing, shape, case.draft, case.second, CONTEXT, paths.noise("draft"))
-
-    return step_distribution(verifier, draft, case.target, limit)
+    return verified(verifier, drawn_trees(drawing, shape, case, limit), case.target, limit)
 
 
 def grown_distribution(
     verifier: Verifier, make: Callable[[], Grower], budget: Budget, case: Case, limit: int = LIMIT
 ) -> tuple[Sequences, int]:
-    """The same for the trees of a grower; `make` gives a new one for each outcome, so that none remembers another."""
-
-    def draft(paths: Branches) -> TokenTree:
-        return grow_tree(make(), case.draft, budget, paths.noise("draft"))
-
-    return step_distribution(verifier, draft, case.target, limit)
+    """The same for the trees of a grower."""
+    return verified(verifier, grown_trees(make, budget, case.draft, limit), case.target, limit)
 
 
 def grow_tree(
@@ -158,6 +189,11 @@ def step_distribution(
     verifier: Verifier, draft: Callable[[Branches], TokenTree], target: ToyLM, limit: int = LIMIT
 ) -> tuple[Sequences, int]:
     """How likely each text is that comes of the trees that `draft` makes, and the number of outcomes."""
+    return verified(verifier, branches(draft, limit), target, limit)
+
+
+def verified(verifier: Verifier, trees: Iterable[Weighted], target: ToyLM, limit: int = LIMIT) -> tuple[Sequences, int]:
+    """The same of trees that are there."""
 
     def emitted(paths: Branches, tree: TokenTree, rows: TableRows) -> tuple[int, ...]:
         verdict = verifier.verify(tree, rows, paths.noise("verify"))
@@ -165,7 +201,7 @@ def step_distribution(
 
     probs: Sequences = {}
     count = 0
-    for tree, weight in branches(draft, limit):
+    for tree, weight in trees:
         rows = TableRows(target, CONTEXT, tree)
         for tokens, probability in branches(partial(emitted, tree=tree, rows=rows), limit):
             probs[tokens] = probs.get(tokens, 0.0) + weight * probability

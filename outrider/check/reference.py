@@ -1,14 +1,15 @@
 """Plain decoding by the unmodified `transformers` model, one token at a time: what every run is held against.
 
 Nothing of Outrider's runtime, engine or verifiers is used, only its sampling semantics and its noise; so a defect that
-plain and speculative decoding share shows as well. Slow on purpose, but for what `transformers` does itself: texts of
-about one length go through the model together, padded on the left.
+plain and speculative decoding share shows as well. Slow on purpose, but for what `transformers` does itself: prompts of
+about one length go through the model together, padded on the left, and once, however many texts begin with them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -26,7 +27,7 @@ from outrider.core.sampling import History
 from outrider.core.schedule import run_texts
 from outrider.runtime.support import TESTED_GRAPHS, ropes
 
-TOGETHER = 8  # texts
+TOGETHER = 8  # prompts
 TOP = 32  # logits of the likeliest tokens that are kept of every row, to compare schedules by
 PADDED_ROPES = {"default", "linear", "llama3", "yarn"}
 PADDED_LAYERS = {"full_attention", "sliding_attention"}
@@ -84,8 +85,25 @@ class _Text:
         return Answer(self.job, list(self.history.output), *found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Prompts that the model has read together."""
+
+    texts: list[tuple[int, ...]]
+    mask: Tensor  # [N, width], 0 where one is padded
+    rows: Tensor  # [N, V], the logits behind each
+    cache: Any
+
+    def behind(self, texts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor, Any]:
+        """The mask and the logits of each of these, and a cache of their own."""
+        places = torch.tensor([self.texts.index(text) for text in texts])
+        cache = deepcopy(self.cache)
+        cache.batch_select_indices(places)
+        return self.mask[places], self.rows[places], cache
+
+
 class Plain:
-    """The caller's model as it is. Does not change state."""
+    """The caller's model as it is. Keeps what the model made of prompts that go together."""
 
     def __init__(
         self, model: Any, vocab_size: int, eos_ids: frozenset[int] = frozenset(),
@@ -96,16 +114,19 @@ class Plain:
         takes = inspect.signature(model.forward).parameters
         self._can_trim = "logits_to_keep" in takes
         self._can_pad = {"attention_mask", "position_ids"} <= takes.keys() and _same_when_padded(model)
+        self._read: list[_Prompts] = []
 
     def answers(self, jobs: Sequence[Job], watch: Watch) -> list[Answer]:
         """In the order of the jobs."""
         if not self._can_pad:
             return [self.decode(job, watch) for job in jobs]
+        known = {text for prompts in self._read for text in prompts.texts}
+        new = sorted({job.prompt for job in jobs} - known, key=lambda text: (len(text), text))
+        self._read += [self._prompts(new[low : low + TOGETHER]) for low in range(0, len(new), TOGETHER)]
         found: dict[int, Answer] = {}
-        order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].prompt))
-        for low in range(0, len(order), TOGETHER):
-            some = order[low : low + TOGETHER]
-            found |= zip(some, self._together([jobs[i] for i in some], watch), strict=True)
+        for prompts in self._read:
+            if some := [i for i, job in enumerate(jobs) if job.prompt in prompts.texts]:
+                found |= zip(some, self._together(prompts, [jobs[i] for i in some], watch), strict=True)
         return [found[i] for i in range(len(jobs))]
 
     def decode(self, job: Job, watch: Watch) -> Answer:
@@ -121,28 +142,39 @@ class Plain:
             row = rows[-1]
 
     @torch.inference_mode()
-    def _together(self, jobs: Sequence[Job], watch: Watch) -> list[Answer]:
-        texts, width = [_Text(self, job) for job in jobs], max(len(job.prompt) for job in jobs)
-        device = self.model.get_input_embeddings().weight.device
-        padding = [width - len(job.prompt) for job in jobs]
-        ids = torch.tensor([[0] * count + list(job.prompt) for count, job in zip(padding, jobs, strict=True)])
+    def _prompts(self, texts: list[tuple[int, ...]]) -> _Prompts:
+        width = max(map(len, texts))
+        padding = [width - len(text) for text in texts]
+        ids = torch.tensor([[0] * count + list(text) for count, text in zip(padding, texts, strict=True)])
         mask = (torch.arange(width) >= torch.tensor(padding)[:, None]).long()
-        places, cache = (mask.cumsum(1) - 1).clamp(min=0), None
-        options = {"logits_to_keep": 1} if self._can_trim else {}
+        rows, cache = self._padded(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), None)
+        return _Prompts(texts, mask, rows, cache)
+
+    @torch.inference_mode()
+    def _together(self, prompts: _Prompts, jobs: Sequence[Job], watch: Watch) -> list[Answer]:
+        texts = [_Text(self, job) for job in jobs]
+        mask, rows, cache = prompts.behind([job.prompt for job in jobs])
         while True:
-            out = self.model(
-                input_ids=ids.to(device), attention_mask=mask.to(device), position_ids=places.to(device),
-                past_key_values=cache, use_cache=True, return_dict=True, **options,
-            )  # fmt: skip
-            cache, said = out.past_key_values, []
-            for text, row in zip(texts, out.logits[:, -1].float(), strict=True):
+            said = []
+            for text, row in zip(texts, rows, strict=True):
                 if not text.ended:
                     watch("plain decoding", 1)
                 said.append(0 if text.ended else text.choose(row))
             if all(text.ended for text in texts):
                 return [text.answer() for text in texts]
-            ids, places = torch.tensor(said)[:, None], places[:, -1:] + 1
+            ids = torch.tensor(said)[:, None]
             mask = torch.cat([mask, torch.ones_like(ids)], 1)
+            rows, cache = self._padded(ids, mask, mask.sum(1, keepdim=True) - 1, cache)
+
+    def _padded(self, ids: Tensor, mask: Tensor, places: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """[N, V] logits behind the last of these tokens."""
+        device = self.model.get_input_embeddings().weight.device
+        options = {"logits_to_keep": 1} if self._can_trim else {}
+        out = self.model(
+            input_ids=ids.to(device), attention_mask=mask.to(device), position_ids=places.to(device),
+            past_key_values=cache, use_cache=True, return_dict=True, **options,
+        )  # fmt: skip
+        return out.logits[:, -1].float(), out.past_key_values
 
     def history(self, job: Job, **changes: Unpack[SamplingArguments]) -> History:
         """The job before its first token, with some parameters changed."""
@@ -153,13 +185,19 @@ class Plain:
         legal = Legal(self._compile_form(params), job.prompt, self.vocab_size, self.eos_ids)
         return History(job.prompt, params, self.vocab_size, self.eos_ids, legal=legal)
 
-    def rescore(self, answer: Answer, width: int) -> Iterator[Tensor]:
-        """The rows of an answer once more, `width` tokens a forward; 0: all in one, without a cache."""
+    def behind(self, prompt: Sequence[int]) -> Callable[[], Any]:
+        """Gives the cache behind all of a prompt but its last token, each time as new."""
+        cache = self._forward(prompt[:-1], None, last=True)[1] if len(prompt) > 1 else None
+        return lambda: deepcopy(cache)
+
+    def rescore(self, answer: Answer, width: int, begin: Callable[[], Any]) -> Iterator[Tensor]:
+        """The rows of an answer once more, `width` tokens a forward from what is `behind` its prompt; 0: all in one,
+        without a cache."""
         prompt, tokens = answer.job.prompt, [answer.job.prompt[-1], *answer.tokens[:-1]]
         if not width:
-            yield from self.rows(answer.job.prompt, answer.tokens)
+            yield from self.rows(prompt, answer.tokens)
             return
-        cache = self._forward(prompt[:-1], None, last=True)[1] if len(prompt) > 1 else None
+        cache = begin()
         for start in range(0, len(tokens), width):
             rows, cache = self._forward(tokens[start : start + width], cache)
             yield from rows
@@ -205,6 +243,9 @@ class RuntimePlain(Plain):
     ) -> None:  # fmt: skip
         super().__init__(model, target.vocab_size, eos_ids, compile_form)
         self._target, self._slot, self._can_pad = target, -1, False
+
+    def behind(self, prompt: Sequence[int]) -> Callable[[], Any]:
+        return lambda: self._forward(prompt[:-1], None, last=True)[1] if len(prompt) > 1 else None
 
     def _forward(
         self, tokens: Sequence[int], cache: Any, *, last: bool = False, use_cache: bool = True

@@ -56,8 +56,9 @@ class Precision:
 def measure(plain: Plain, answers: Sequence[Answer], watch: Watch, widths: tuple[int, ...] = WIDTHS) -> Precision:
     found: list[float] = []
     for answer in answers:
+        begin = plain.behind(answer.job.prompt)
         for width in widths:
-            for i, row in enumerate(plain.rescore(answer, width)):
+            for i, row in enumerate(plain.rescore(answer, width, begin)):
                 ids = answer.top_ids[i]
                 moved = row[ids].double().cpu().numpy() - answer.top_logits[i]
                 found.append(float(moved.max() - moved.min()))

@@ -35,6 +35,7 @@ class ToyLM:
     _table: dict[tuple[int, ...], NDArray[np.float64]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+    _rows: dict[tuple[int, ...], QRow] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def probs(self, context: Sequence[int]) -> NDArray[np.float64]:
         """[vocab]; do not write to it."""
@@ -44,7 +45,10 @@ class ToyLM:
         return self._table[key]
 
     def row(self, context: Sequence[int]) -> QRow:
-        return as_row(self.probs(context))
+        key = tuple(int(t) for t in context[-self.order :])
+        if key not in self._rows:
+            self._rows[key] = as_row(self.probs(key))
+        return self._rows[key]
 
     def _make(self, key: tuple[int, ...]) -> NDArray[np.float64]:
         rng = np.random.default_rng([self.seed, len(key), *key])

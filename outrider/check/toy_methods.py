@@ -30,6 +30,7 @@ from outrider.train.text.dialogue import ANSWER
 from outrider.train.text.selfdata import SelfData
 
 VOCAB, WIDTH, LAYERS = 3, 24, 4
+PROMPT_ROWS = 32  # a prompt is one pass: every outcome runs it anew
 TARGET, DRAFT = ToyLM(VOCAB, seed=9), ToyLM(VOCAB, seed=54)
 RULE = "recursive"  # for methods whose default rule is not a coupled one
 SMALL: dict[str, Any] = {  # options, for methods that have them: so few candidates that all outcomes can be enumerated
@@ -64,7 +65,7 @@ def one_a_family() -> list[str]:
 
 
 def toy_target() -> ToyTarget:
-    return _Target(TARGET)
+    return _Target(TARGET, prompt_rows=PROMPT_ROWS)
 
 
 def toy_recipe(name: str, target: ToyTarget, budget: int = 2) -> Recipe:
@@ -74,14 +75,13 @@ def toy_recipe(name: str, target: ToyTarget, budget: int = 2) -> Recipe:
     wanted = {**SMALL, "budget": budget, "verifier": _rule(info)}
     if info.name == "mix":  # its parts are others here
         del wanted["drafter"]
-    with _quiet():
-        recipe = methods.build(name, _parts(target), {key: value for key, value in wanted.items() if key in known})
+    recipe = methods.build(name, _parts(target), {key: value for key, value in wanted.items() if key in known})
     assert recipe.verifier.coupled, f"{name} was built under the {recipe.verifier.name} rule"
     return recipe
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Advice on how to set up a method is not for toys."""
     log = logging.getLogger("outrider")
     before = log.level
@@ -106,7 +106,11 @@ def _default(info: MethodInfo) -> str | None:
 def _parts(target: ToyTarget) -> Parts:
     # Always the same seconds, so that what is drafted depends on nothing but texts and noise.
     flat = CostCurve((1, 64), (1,), (128,), (((1.0, 1.0),),))
-    return Parts(target, _loaded(), lambda name: _loaded(), lambda model: ToyTarget(DRAFT), _drafts(), flat)
+    return Parts(target, _loaded(), lambda name: _loaded(), _toy_draft, _drafts(), flat)
+
+
+def _toy_draft(model: Any) -> ToyTarget:
+    return ToyTarget(DRAFT, prompt_rows=PROMPT_ROWS)
 
 
 @cache

@@ -8,6 +8,7 @@ only place that names concrete classes. Other packages register through the entr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import math
@@ -161,7 +162,7 @@ def build(name: str, parts: Parts, options: Mapping[str, Any] | None = None) -> 
 
 def parse_options(info: MethodInfo, given: Mapping[str, Any]) -> Any:
     """Typed options from Python values or the strings of a command line."""
-    hints = typing.get_type_hints(info.options)
+    hints = _hints(info.options)
     known = {f.name for f in dataclasses.fields(info.options)}
     values = {}
     for given_name, value in given.items():
@@ -172,6 +173,12 @@ def parse_options(info: MethodInfo, given: Mapping[str, Any]) -> Any:
             raise UnknownName(f"method {info.name} has no option {name!r}; {hint}its options: {listed}")
         values[name] = _convert(f"option {name} of {info.name}", value, hints[name])
     return info.options(**values)
+
+
+@functools.cache
+def _hints(options: type[Any]) -> dict[str, Any]:
+    """The types of the fields; names in them are looked up, which takes longer than all the rest of a build."""
+    return typing.get_type_hints(options)
 
 
 def _convert(what: str, value: Any, kind: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.control.cost_model import CostModel
 from outrider.control.goodput import Goodput
+from outrider.core.errors import InputError
 from outrider.core.proposals import Candidates, Proposals
 from outrider.core.protocols import Part
 from outrider.core.records import Budget, Load, Role, Scores, StepRecord, StepTiming, Verdict
@@ -47,7 +48,7 @@ class Text:
         return self.tokens[len(self.prompt) :].tolist()
 
     def draft_rows(self, logits: Tensor, paths: Sequence[Sequence[int]], width: int) -> list[QRow]:
-        raise NotImplementedError("drafters that read a model's logits do not run here")
+        raise InputError("no logits are here for a drafter to read; use one that drafts from tokens alone")
 
     def continuations(self) -> list[list[int]]:
         return []

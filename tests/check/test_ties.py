@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +111,23 @@ def test_texts_that_go_together_say_what_each_says_alone(name: str) -> None:
         assert one.job == job and one.tokens == alone.tokens
         assert np.allclose(one.top_logits, alone.top_logits, atol=1e-4) and one.margins.shape == alone.margins.shape
     assert sum(told) == sum(len(one.tokens) for one in together)
+
+
+def test_a_prompt_is_read_once_however_many_texts_begin_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.build("llama")
+    plain, forward, widths = Plain(model, 61), model.forward, list[int]()
+
+    def noted(input_ids: torch.Tensor, **given: Any) -> Any:
+        widths.append(input_ids.shape[1])
+        return forward(input_ids=input_ids, **given)
+
+    monkeypatch.setattr(model, "forward", noted)
+    plain.answers(jobs(61), nobody)
+    read = len(widths)
+    others = [replace(job, params=job.params.with_(temperature=0.8, seed=50 + i)) for i, job in enumerate(jobs(61) * 2)]
+    said = plain.answers(others[3:], nobody)
+    assert max(widths[:read]) > 1 and set(widths[read:]) == {1}
+    assert [one.tokens for one in said] == [plain.decode(job, nobody).tokens for job in others[3:]]
 
 
 def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,14 @@ def test_the_best_of_n_has_the_largest_reward(example: Example, capsys: Output) 
 def test_transformers_says_the_same_with_outrider(
     example: Example, smollm2: Any, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
-    module = example("faster_transformers")
+    module, kind = example("faster_transformers"), type(smollm2.model)
+    generate = kind.generate
+
+    def short(*given: Any, max_new_tokens: int, **more: Any) -> Any:
+        return generate(*given, max_new_tokens=min(max_new_tokens, example.max_new_tokens), **more)
+
     monkeypatch.setattr(module, "AutoModelForCausalLM", Given(smollm2.model))
+    monkeypatch.setattr(kind, "generate", short)
     module.main()
     shown = capsys.readouterr().out
     assert "the same tokens: True" in shown and "transformers alone" in shown and "with outrider" in shown

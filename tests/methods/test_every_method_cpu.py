@@ -20,9 +20,10 @@ from outrider.runtime.native.backend import NativeBackend
 from outrider.runtime.native.kernels.step import Batch
 from outrider.runtime.openvino.cache import Layout
 from outrider.runtime.packed import saturates
+from tests.check.conftest import small_enumeration
 from tests.methods.test_every_method import NAMES, PROMPTS, WITH_A_CHOICE, needed, run
 
-__all__ = ["needed"]  # a fixture
+__all__ = ["needed", "small_enumeration"]  # fixtures
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,6 +146,7 @@ def test_transformers_generate_runs_on_it(tiny_llama, runtime: str, monkeypatch:
     assert torch.equal(ours, model.generate(inputs, **settings))
 
 
+@pytest.mark.usefixtures("small_enumeration")  # which no runtime takes part in
 @pytest.mark.parametrize("precision", [None, "int8"])
 def test_the_gate_is_green_on_it(tiny_llama, runtime: str, precision: str | None) -> None:
     """In a precision of its own the runtime is held against its own plain decoding, which must not move by a bit where

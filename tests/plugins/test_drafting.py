@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from outrider.plugins.drafting import TokenDrafter
+from outrider.core.errors import InputError
+from outrider.plugins.drafting import Text, TokenDrafter
 
 LOOP = np.array(list(range(20)) * 8, dtype=np.int64)
 
@@ -55,6 +57,11 @@ def test_a_text_without_repetition_costs_few_candidates(clock: Clock) -> None:
         drafted += drafter.draft({"a": text[:place]}, {"a": 8})["a"].candidates
         clock.now += 0.01
     assert drafted < 20
+
+
+def test_a_drafter_that_needs_a_model_is_told_that_there_is_none() -> None:
+    with pytest.raises(InputError, match="drafts from tokens alone"):
+        Text(LOOP, ()).draft_rows(torch.zeros(1, 4), [()], 4)
 
 
 def test_wrong_drafts_are_given_up(clock: Clock) -> None:

@@ -24,6 +24,7 @@ from outrider.runtime.targets import eager_target
 from tests.runtime.running import run_text, run_trees
 
 CONTEXT, VOCAB, WINDOW = 48, 61, 7
+CAUGHT = 1e-2  # a planted bug shows by more than this
 NEAR_TIE = 1e-4  # of scores of experts; two passes differ by less
 COMMON = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -223,11 +224,13 @@ def routing_margins() -> Iterator[list[torch.Tensor]]:
 
 
 def walk(
-    model: Any, *, batch: int, seed: int, steps: int, chunk: int, nodes: int = 7, runtime: Any = eager_target
-) -> float:
+    model: Any, *, batch: int, seed: int, steps: int, chunk: int, nodes: int = 7, runtime: Any = eager_target,
+    enough: float = float("inf"),
+) -> float:  # fmt: skip
     """Decode random texts with random trees and random acceptance up to the end of the context; the worst difference.
 
-    A slot that is full is released and takes a new text, so the cache is reused while others go on.
+    A slot that is full is released and takes a new text, so the cache is reused while others go on. Ends at once where
+    a difference is more than `enough`: a planted bug has shown.
     """
     rng = np.random.default_rng(seed)
     target = runtime(model, max_slots=batch, prompt_rows=chunk, max_rows=nodes + 1)
@@ -248,6 +251,8 @@ def walk(
         scores = run_trees(target, slots, trees, Needs())
         rows = [s.logits for s in scores]
         differences.append(largest_difference(model, [texts[s] for s in slots], trees, rows))
+        if differences[-1] > enough:
+            break
         paths = [t.path(int(rng.integers(0, len(t)))) for t in trees]
         target.commit(slots, paths)
         for s, tree, path in zip(slots, trees, paths, strict=True):
@@ -260,14 +265,14 @@ def walk(
 
 
 @pytest.mark.parametrize("name", ZOO)
-@settings(QUICK, max_examples=4)
+@settings(QUICK, max_examples=2)
 @given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64))
 def test_ragged_batch_of_trees_equals_independent_forwards(name: str, seed: int, chunk: int) -> None:
     assert walk(build(name), batch=5, seed=seed, steps=20, chunk=chunk) < 1e-4
 
 
 @pytest.mark.parametrize("name", ZOO)
-@settings(QUICK, max_examples=4)
+@settings(QUICK, max_examples=2)
 @given(seed=st.integers(0, 2**32), chunk=st.integers(1, 64))
 def test_single_sequence_equals_independent_forwards(name: str, seed: int, chunk: int) -> None:
     assert walk(build(name), batch=1, seed=seed, steps=20, chunk=chunk) < 1e-4
@@ -300,20 +305,23 @@ def seeing_siblings(*args: Any) -> Block:
     return replace(block, sees=np.tri(len(block.tokens), dtype=bool)[block.done :])
 
 
-@pytest.mark.parametrize("name", [*ZOO, *MORE])
+SHOWING = [*ZOO, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+
+
+@pytest.mark.parametrize("name", SHOWING)
 @pytest.mark.parametrize("bug", [by_storage_order, seeing_siblings])
 def test_wrong_rows_are_caught(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "tree_block", bug)
-    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2
+    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16, enough=CAUGHT) > CAUGHT
 
 
-@pytest.mark.parametrize("name", [*ZOO, *MORE])
+@pytest.mark.parametrize("name", SHOWING)
 def test_stale_cache_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "move", lambda *_: None)
-    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2
+    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16, enough=CAUGHT) > CAUGHT
 
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_ignored_window_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pass, "restricted", lambda self, *_: self.mask)
-    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16) > 1e-2
+    assert walk(build(name), batch=2, seed=3, steps=3, chunk=16, enough=CAUGHT) > CAUGHT

@@ -73,7 +73,14 @@ def of(stored: Callable[..., SlotTarget]) -> Callable[..., SlotTarget]:
 # In the runtime
 
 
-@pytest.mark.parametrize("precision", ALL)
+# Of the quantised forms one in the fast tests: each has graphs of its own to compile.
+FEW = [
+    p if p == "float32" or "int8" in p.values else pytest.param(*p.values, marks=(*p.marks, pytest.mark.slow))
+    for p in ALL
+]
+
+
+@pytest.mark.parametrize("precision", FEW)
 def test_steps_of_fixed_shapes_leave_no_other_bit(
     of: Callable[..., SlotTarget], precision: str, made: list[tuple[int, int]]
 ) -> None:

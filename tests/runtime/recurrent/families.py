@@ -101,6 +101,6 @@ def build(name: str, context: int = CONTEXT) -> Any:
     return model
 
 
-def walked(name: str, *, batch: int, seed: int, steps: int = 20, chunk: int = 13) -> float:
+def walked(name: str, *, seed: int, steps: int = 20, chunk: int = 13, **more: Any) -> float:
     """The worst difference of a random walk with trees and commits."""
-    return walk(build(name), batch=batch, seed=seed, steps=steps, chunk=chunk, runtime=unchecked)
+    return walk(build(name), seed=seed, steps=steps, chunk=chunk, runtime=unchecked, **more)

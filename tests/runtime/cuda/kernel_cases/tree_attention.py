@@ -17,7 +17,7 @@ from outrider.runtime.cuda.launch import hopper
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-EXAMPLES = 6 if GPU else 25  # there every example is a kernel to compile
+EXAMPLES = 6 if GPU else 12  # there every example is a kernel to compile
 
 
 def words_of(sees: np.ndarray, words: int) -> np.ndarray:
