@@ -48,6 +48,8 @@ class EagerBackend:
         self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes.values())
         if self.adapter.mixers is not None:
             self.traits = replace(self.traits, mixes=False)
+        if experts := self.adapter.experts:
+            self.traits = replace(self.traits, experts=experts.total, active_experts=experts.last)
 
     def slot_bytes(self, rows: int) -> int:
         states = self.adapter.states
