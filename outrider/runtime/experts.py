@@ -2,7 +2,7 @@
 
 A mixture model reads the weights of those experts only that some row of the pass was sent to, so what a pass costs
 follows from its rows' choices and not from their number alone. Modules of experts are recognised by what their forward
-takes (`top_k_index`); networks that choose in another way say themselves how many were active (`last_active`). The model
+takes (`top_k_index`); networks that choose in another way say how many were active (`last_active`). The model
 stays as it was. Cost: one small operation a layer; the numbers are fetched only when somebody asks.
 """
 

@@ -113,7 +113,7 @@ def guesses(clock: Clock) -> Guesses:
 
 
 def generate(told: bool, among: int | None) -> tuple[float, dict[int, float]]:
-    """Seconds for the text, and the mean rows of its steps, with a cost model that knows of experts or one that does not.
+    """Seconds for the text, and the mean rows of its steps, by a cost model that knows of experts or one that does not.
 
     Both have the curve that was measured on the target, and learn from every step.
     """
