@@ -29,6 +29,7 @@ from outrider.train.chunk_sparsity import (
     token_sparsity,
 )
 
+LOOK = 5  # updates between two looks at how sparse it is
 CHUNKS = (1, 2, 4, 8, 16, 32)  # consecutive tokens for which sparsity is told
 SPECIAL = "<|endoftext|>"
 
@@ -68,7 +69,8 @@ def train_blockffn(
     model = BlockFFNForCausalLM(_config(plan)).to(device)
     training, measuring = tokens[:-held_out].to(device), tokens[-held_out:].to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.95), fused=device.type == "cuda")
-    chunk_weight, sparsity = AdaptiveWeight(plan.chunks), SparsityTarget(plan.sparsity)
+    chunk_weight = AdaptiveWeight(plan.chunks, ramp=100 // LOOK, every=100 // LOOK)
+    sparsity = SparsityTarget(plan.sparsity)
     picks = torch.Generator().manual_seed(plan.seed)
     begun, seen = time.monotonic(), dict[str, float]()
     model.train()
@@ -95,7 +97,7 @@ def train_blockffn(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if step % 5 == 0:  # fetched seldom: it waits for the device
+        if step % LOOK == 0:  # fetched seldom: it waits for the device
             seen = {"loss": float(loss), "sparsity": token_sparsity(torch.stack(scores) > 0)}
             sparsity.step(seen["sparsity"])
             if plan.chunks:

@@ -32,7 +32,8 @@ def model() -> BlockFFNForCausalLM:
     torch.manual_seed(0)
     config = BlockFFNConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        num_experts=24, expert_size=8, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, initializer_range=0.2,
+        num_experts=24, expert_size=8, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+        initializer_range=0.2,
     )  # fmt: skip
     made = BlockFFNForCausalLM(config).eval().requires_grad_(False)
     for layer in routed_layers(made):

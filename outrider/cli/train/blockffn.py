@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from outrider.cli.output import Json, check_folder, check_json, emit, out, progr
 from outrider.cli.shell import STDOUT
 from outrider.core.errors import InputError
 
+REPORT = "blockffn.json"  # what a model was trained with and measured at, beside it
 Sizes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting, such as hidden=384, layers=9 or sparsity=0.8."),
@@ -37,7 +39,7 @@ def blockffn(
     The folder then loads like any other model.
     """
     check_json(json)
-    check_folder(folder, ("model.safetensors", "config.json"))
+    check_folder(folder, ("model.safetensors", "config.json"), (REPORT,))
     if steps < 1 or minutes < 0 or characters < 1:
         raise InputError("--steps and --characters must be above zero, --minutes zero or more")
     import torch
@@ -63,6 +65,7 @@ def blockffn(
         parameters = sum(weight.numel() for weight in model.parameters())
         out().print(f"{folder}: {parameters:,} parameters, {len(tokens):,} tokens of text")
         out().print(f"perplexity {told['perplexity']:.2f}; experts unused by so many consecutive tokens: {unused}")
+    (folder / REPORT).write_text(dumps(told, indent=1), encoding="utf-8")
     emit(json, {"folder": str(folder), "tokens": len(tokens), **told})
 
 
