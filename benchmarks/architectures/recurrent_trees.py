@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -89,7 +90,7 @@ def measured(target: SlotTarget, nodes: int, context: int, rounds: int) -> dict[
     starts = [0, *(2**level - 1 for level in range(1, nodes.bit_length() + 1) if 2**level - 1 < nodes), nodes]
 
     def levels() -> Any:
-        for done, behind in zip(starts[:-1], starts[1:], strict=True):
+        for done, behind in itertools.pairwise(starts):
             part = fixed(tree.tokens[:behind], tree.parents[:behind])
             scores = target.run([Piece(slot, tree=part, done=done)], NO_NEEDS)
         return scores
