@@ -16,11 +16,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from platformdirs import user_cache_path
 
+from outrider.control.experts import ExpertCosts
 from outrider.core.errors import InputError
 from outrider.core.files import write_atomic
 from outrider.core.protocols import Target
@@ -29,8 +31,9 @@ from outrider.core.schedule import run_all
 from outrider.core.tree import TokenTree, fixed
 
 log = logging.getLogger("outrider")
-FORMAT = 5  # raised when stored curves of an earlier form must be measured again
+FORMAT = 6  # raised when stored curves of an earlier form must be measured again
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ALIKE = (8, 16, 32, 64)  # rows at which a mixture model is also timed with candidates that share their experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class CostCurve:
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     table: tuple[tuple[tuple[float, ...], ...], ...]
+    experts: ExpertCosts | None = None  # of a mixture model
 
     def seconds(self, rows: int, batch: int = 1, context: int = 0) -> float:
         """A step of `rows` in all over `batch` sequences; linear between what was measured.
@@ -83,17 +87,35 @@ def measure(
     contexts = tuple(sorted({min(c, room) for c in contexts}))
     if not (fits and batches and contexts and contexts[0] > 0):
         raise InputError("nothing to measure: the target has no free slot or no room; give it a larger cache")
+    trees = [_tree(size, target.vocab_size) for size in fits]
     table = tuple(
-        tuple(_times(target, fits, batch, context, repeats, clock) for context in contexts) for batch in batches
+        tuple(_times(target, trees, batch, context, repeats, clock)[0] for context in contexts) for batch in batches
     )
-    return CostCurve(fits, batches, contexts, table)
+    return CostCurve(fits, batches, contexts, table, _experts(target, fits, contexts[0], repeats, clock))
+
+
+def _experts(
+    target: Target, rows: tuple[int, ...], context: int, repeats: int, clock: Callable[[], float]
+) -> ExpertCosts | None:
+    """What an expert costs: steps with as many rows that touch many experts, and few. None: there are no experts."""
+    traits = target.traits
+    if traits.active_experts is None:
+        return None
+    alike = [size for size in ALIKE if size in rows]
+    trees = [*(_tree(size, target.vocab_size) for size in rows), *(_star(size) for size in alike)]
+    seconds, touched = _times(target, trees, 1, context, repeats, clock)
+    fewer = dict(zip(alike, zip(touched[len(rows) :], seconds[len(rows) :], strict=True), strict=True))
+    return ExpertCosts.of(traits.experts, rows, touched[: len(rows)], fewer, seconds[: len(rows)])
 
 
 def _times(
-    target: Target, rows: Sequence[int], batch: int, context: int, repeats: int, clock: Callable[[], float]
-) -> tuple[float, ...]:
+    target: Target, trees: Sequence[TokenTree], batch: int, context: int, repeats: int, clock: Callable[[], float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of a step with each of these trees: its seconds, and the experts that it touches."""
     slots: list[int] = []
-    seen: dict[int, list[float]] = {size: [] for size in rows}
+    seen: list[list[float]] = [[] for _ in trees]
+    touched = [0.0] * len(trees)
+    count = target.traits.active_experts
     try:
         for _ in range(batch):
             slots.append(target.acquire())
@@ -101,19 +123,19 @@ def _times(
         run_all(target, [(slot, text) for slot in slots])
         # Rounds over all sizes, so that a slow spell of the machine falls on each; the first only warms up. A size runs
         # twice and the second counts: some runtimes get ready anew whenever the size is another than before.
-        for again, size in product(range(repeats + 1), rows):
-            tree = _tree(size, target.vocab_size)
+        for again, (place, tree) in product(range(repeats + 1), enumerate(trees)):
             pieces = [Piece(slot, tree=tree) for slot in slots]
             target.run(pieces, GREEDY)
             start = _now(target, clock)
             target.run(pieces, GREEDY)
             elapsed = _now(target, clock) - start
+            touched[place] = count() if count is not None else 0.0
             if again:
-                seen[size].append(elapsed)
+                seen[place].append(elapsed)
     finally:
         for slot in slots:
             target.release(slot)
-    return tuple(min(seen[size]) for size in rows)  # other work on the machine only ever makes a step slower
+    return tuple(map(min, seen)), tuple(touched)  # other work on the machine only ever makes a step slower
 
 
 def stored(
@@ -155,16 +177,31 @@ def _read(path: Path, identity: dict[str, object]) -> CostCurve | None:
         curve = kept["curve"]
         table = tuple(tuple(tuple(float(s) for s in times) for times in contexts) for contexts in curve["table"])
         shape = (tuple(curve["rows"]), tuple(curve["batches"]), tuple(curve["contexts"]))
+        same = kept["identity"] == identity
         whole = np.shape(table) == (len(shape[1]), len(shape[2]), len(shape[0])) and np.size(table) > 0
-        return CostCurve(*shape, table) if whole and kept["identity"] == identity else None
+        return CostCurve(*shape, table, _read_experts(curve["experts"])) if whole and same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _read_experts(kept: dict[str, Any] | None) -> ExpertCosts | None:
+    if kept is None:
+        return None
+    rows, touched = tuple(kept["rows"]), tuple(float(count) for count in kept["touched"])
+    if not rows or len(rows) != len(touched):
+        raise ValueError("not whole")
+    return ExpertCosts(float(kept["total"]), rows, touched, float(kept["seconds"]))
 
 
 def _tree(rows: int, vocabulary: int) -> TokenTree:
     """Each node with two children: as deep and as wide as drafts are."""
     nodes = np.arange(rows)
     return fixed(nodes % vocabulary, np.where(nodes > 0, (nodes - 1) // 2, -1))
+
+
+def _star(rows: int) -> TokenTree:
+    """Candidates that are all the same token behind the same text: a router sends them to the same experts."""
+    return fixed(np.zeros(rows, dtype=np.int64), np.where(np.arange(rows) > 0, 0, -1))
 
 
 def _depth(rows: int) -> int:

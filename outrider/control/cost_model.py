@@ -10,6 +10,8 @@ by every step of every method. Changes no output. Cost: estimates are made anew 
   and that must not keep it from being tried again. One not seen for long is forgotten, for the same reason.
 - Fewer rows never cost more than more rows do, for they could be padded to them.
 - A target that pads its steps says to what (`width`): rows that it runs anyway cost nothing.
+- Of a mixture model it knows what each expert costs that a step touches (`experts.py`): a text whose rows begin to
+  choose different experts makes wide steps more expensive at once, at sizes that were not run since, too.
 - Where a runtime runs for some steps in the size of a wide one, a plain step counts only after others in a row, or if
   it was faster than expected.
 """
@@ -24,6 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from outrider.control.experts import ExpertUse
 
 ENOUGH = 3  # steps of a size that tell what it costs
 WINDOW = 2 * ENOUGH - 1  # steps of a size that are remembered: ENOUGH new ones outweigh the old
@@ -55,6 +59,7 @@ class CostModel:
     curve: Callable[[int], float]  # seconds by rows in all; more never cost less
     width: Callable[[int], int] | None = None  # rows that a step of a single sequence runs for so many; None: as many
     even: bool = True  # a plain step costs the same behind a wide one as behind another
+    experts: ExpertUse | None = None  # of a mixture model
     _in_a_row: int = SETTLED  # plain steps; nothing wide was there before the first step
     _seen: dict[Kind, dict[int, deque[_Step]]] = field(default_factory=dict)  # by size
     _known: dict[Kind, NDArray[np.float64]] = field(default_factory=dict)  # what `seconds` says
@@ -65,6 +70,7 @@ class CostModel:
     def add(self, rows: int, batch: int, seconds: float, context: int = 0) -> None:
         """Changes state: a step of `rows` in all over `batch` sequences of `context` tokens in all took so long."""
         kind = Kind.of(batch, context)
+        touched, changed = (0.0, False) if self.experts is None else self.experts.see(batch, rows)
         self._in_a_row = self._in_a_row + 1 if rows <= batch else 0
         settled = self.even or rows > batch or self._in_a_row > SETTLED or not self._at_lengths(batch)
         if not settled and seconds >= self.seconds(batch, 0, context)[0]:
@@ -72,8 +78,9 @@ class CostModel:
         seen = self._seen.setdefault(kind, defaultdict(lambda: deque(maxlen=WINDOW)))
         rows = rows if batch > 1 or self.width is None else self.width(rows)
         self._steps += 1
-        seen[_size(rows)].append(_Step(self._steps, rows, seconds / float(self._expect(rows)[rows])))
-        self._unread[kind] = self._unread.get(kind, 0) + 1
+        expected = float(self._expected_at(np.array([rows]), np.array([touched]))[0])
+        seen[_size(rows)].append(_Step(self._steps, rows, seconds / expected))
+        self._unread[kind] = PERIOD if changed else self._unread.get(kind, 0) + 1
 
     def seconds(self, batch: int, candidates: int, context: int = 0) -> NDArray[np.float64]:
         """[candidates + 1]: steps of `batch` sequences of `context` tokens in all with 0, 1, ... candidates in all."""
@@ -87,7 +94,8 @@ class CostModel:
 
     def _estimate(self, kind: Kind, candidates: int) -> NDArray[np.float64]:
         rows = self._run(kind.batch, kind.batch + candidates, kind.batch)
-        every = self._expect(int(rows[-1]))[rows] * np.interp(rows, *self._corrections(kind))
+        touched = None if self.experts is None else self.experts.touched(kind.batch, rows)
+        every = self._expected_at(rows, touched) * np.interp(rows, *self._corrections(kind))
         return np.ascontiguousarray(np.minimum.accumulate(every[::-1])[::-1])  # contiguous, as compiled code expects it
 
     def _run(self, first: int, last: int, batch: int) -> NDArray[np.int64]:
@@ -119,6 +127,13 @@ class CostModel:
     def _at_lengths(self, batch: int) -> dict[int, dict[int, deque[_Step]]]:
         """Steps of so many sequences, by the length of their texts."""
         return {kind.length: seen for kind, seen in self._seen.items() if kind.batch == batch and seen}
+
+    def _expected_at(self, rows: NDArray[np.int64], touched: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """What the curve says of these numbers of rows; of a mixture model, if so many experts are touched."""
+        found = self._expect(int(rows[-1]))[rows]
+        if self.experts is None or touched is None:
+            return found
+        return self.experts.seconds(rows, found, touched, float(self._expect(1)[1]))
 
     def _expect(self, rows: int) -> NDArray[np.float64]:
         """What the curve says of 0 to at least `rows` rows."""

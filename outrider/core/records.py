@@ -170,6 +170,8 @@ class Traits:
     even: bool = False  # a step costs the same whatever ran before it
     other_threads: bool = False  # it computes in threads other than torch's
     width: Callable[[int], int] | None = None  # rows that a step of one sequence runs now for so many; None: as many
+    experts: float = 0.0  # in a layer of a mixture model, on average
+    active_experts: Callable[[], float] | None = None  # of these the last pass has touched so many; None: not counted
     same_bits: bool = False  # a row's result is the same to the last bit whatever else runs in the pass
     mixes: bool = False  # text and trees may share a pass
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together

@@ -109,14 +109,18 @@ def cost_curve(parts: Parts) -> CostCurve:
 def cost_model(parts: Parts) -> CostModel:
     """The one model of what this target's steps take, shared by all methods that ask for it."""
     from outrider.control.cost_model import CostModel
+    from outrider.control.experts import ExpertUse
 
     if "cost model" not in parts.drafts:
+        traits, experts = parts.target.traits, None
         try:
-            curve: Callable[[int], float] = cost_curve(parts).seconds
+            measured = cost_curve(parts)
+            curve: Callable[[int], float] = measured.seconds
+            if measured.experts is not None and traits.active_experts is not None:
+                experts = ExpertUse(traits.active_experts, measured.experts)
         except InputError:  # all slots are busy: every size is tried and learnt from
             curve = _unknown
-        traits = parts.target.traits
-        parts.drafts["cost model"] = CostModel(curve, traits.width, traits.even)
+        parts.drafts["cost model"] = CostModel(curve, traits.width, traits.even, experts)
     return cast("CostModel", parts.drafts["cost model"])
 
 

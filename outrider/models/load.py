@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider.core.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel, did_you_mean
 from outrider.models import embedded, hub
+from outrider.models.architectures import announce
 from outrider.models.convert import converted, folder_for
 from outrider.models.files.skeleton import PICKED, fingerprint_of
 from outrider.models.loaded import LoadedModel as LoadedModel
@@ -94,6 +95,7 @@ def load_model(
     spread = {} if distributed is None else {"distributed_config": distributed}
     from transformers import AutoModelForCausalLM
 
+    announce(place.path)
     with quiet_transformers() if place.local else nullcontext():
         try:
             model = AutoModelForCausalLM.from_pretrained(place.path, dtype=wanted or "auto", **common, **spread)
@@ -125,6 +127,7 @@ def is_model(source: object) -> TypeGuard[PreTrainedModel]:
 def load_tokenizer(source: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a model that `load_model` would load, without its weights."""
     place = _find(source)
+    announce(place.path)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if not place.local:
         common["local_files_only"] = not hub.reachable()

@@ -28,6 +28,8 @@ QUERY_SCALE = "outrider_query_scale"  # where an attention layer holds factors o
 class Pass:
     """One forward: what goes in, where its rows are stored, and who sees whom."""
 
+    fixed = False  # whether where rows are stored stands in tensors alone, for a recording
+
     def __init__(self, blocks: Sequence[Block], dtype: torch.dtype, device: torch.device) -> None:
         first = blocks[0]
         self.blocks, self.dtype, self.device = blocks, dtype, device

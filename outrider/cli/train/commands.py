@@ -13,6 +13,8 @@ import typer
 from outrider.cli.options import Device, Model, parse_options
 from outrider.cli.output import Json, check_json, emit, out, progress_bar
 from outrider.cli.shell import STDOUT, resumable
+from outrider.cli.train.blockffn import blockffn
+from outrider.cli.train.hybrid import hybrid
 from outrider.cli.train.on_policy import on_policy
 from outrider.cli.train.options import (
     Drafter,
@@ -320,6 +322,8 @@ def distill(
 
 app.command()(trim)
 app.command()(replay)
+app.command()(blockffn)
+app.command()(hybrid)
 app.command(name="on-policy")(on_policy)
 
 

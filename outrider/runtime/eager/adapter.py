@@ -21,6 +21,7 @@ from outrider.core.tree import chain
 from outrider.models.quiet import first_line
 from outrider.runtime.attention import attention_configs, switched
 from outrider.runtime.cache import LayerShape
+from outrider.runtime.experts import ActiveExperts
 from outrider.runtime.packed import PackedLinears
 from outrider.runtime.passes import NAME, Pass, running, tree_block
 from outrider.runtime.positions import TableEnds, by_depth, custom_windows, stand_ins
@@ -45,6 +46,7 @@ class Adapter:
         self.stand_ins = stand_ins(model)
         self.positions: int | None = None  # rows of a table of positions, where the model has one
         self._linears = PackedLinears(model)
+        self.experts = ActiveExperts(model)
         self.states = StateStore(1, border=1)  # of the probe: what a slot takes
         self.shapes, self.vocab_size = self._probe()
         if not self.states.memories:
@@ -99,7 +101,8 @@ class Adapter:
         if self._cache_argument:
             options[self._cache_argument] = cache
         recurrence = nullcontext() if self.mixers is None else self.mixers.active(cache)
-        with running(current), self._linears.active(), attention, recurrence, by_depth(self.stand_ins, current):
+        counted, positions = self.experts.active(), by_depth(self.stand_ins, current)
+        with running(current), self._linears.active(), counted, attention, recurrence, positions:
             return self.model(
                 input_ids=current.input_ids,
                 position_ids=current.positions,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from outrider.core.protocols import Target
 from outrider.core.records import Needs, Scores, Traits
@@ -23,6 +23,7 @@ from outrider.runtime.eager.cache import SlotCache
 from outrider.runtime.eager.hybrid import HybridSlots
 from outrider.runtime.passes import Block, Pass
 from outrider.runtime.recurrent.mixers import Mixers
+from outrider.runtime.recurrent.recorded import Record, RecordedPasses, recorder
 from outrider.runtime.recurrent.snapshots import PER_TEXT
 from outrider.runtime.recurrent.states import StateStore
 from outrider.runtime.selftest import self_check
@@ -40,7 +41,9 @@ class EagerBackend:
     traits = Traits("eager", mixes=True)
     cache: SlotCache | HybridSlots
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, record: Record | None = None) -> None:
+        """`record` makes recordings of passes of a model with recurrent layers; None: on a GPU as CUDA graphs."""
+        self._record, self.recorded = record, cast("RecordedPasses | None", None)
         mixers = Mixers(model) or None
         refuse_unsupported(model, states=mixers is not None)
         self.model, self.adapter = model, Adapter(model, mixers)
@@ -48,6 +51,8 @@ class EagerBackend:
         self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes.values())
         if self.adapter.mixers is not None:
             self.traits = replace(self.traits, mixes=False)
+        if experts := self.adapter.experts:
+            self.traits = replace(self.traits, experts=experts.total, active_experts=experts.last)
 
     def slot_bytes(self, rows: int) -> int:
         states = self.adapter.states
@@ -72,7 +77,12 @@ class EagerBackend:
             self.cache = rows
             return rows, StretchSlots(rows, bounds.slots, tokens, kept)
         layers = {layer: place for place, layer in enumerate(shapes)}
-        hybrid = self.cache = HybridSlots(rows, layers, StateStore(bounds.slots, COPIED))
+        room = bounds.rows + 1
+        hybrid = self.cache = HybridSlots(rows, layers, StateStore(bounds.slots, COPIED, room))
+        if record := self._record or recorder(self.device):
+            adapter = self.adapter
+            self.recorded = RecordedPasses(adapter, hybrid, room, adapter.dtype, self.device, record)
+            hybrid.states.replay = self.recorded.keep
         return hybrid, StretchSlots(hybrid, bounds.slots, tokens, kept, hybrid)
 
     def check(self, target: Target, self_test: bool | None) -> None:
@@ -94,6 +104,8 @@ class EagerBackend:
         return [scores[b.slot] for b in blocks]
 
     def _forward(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
+        if self.recorded is not None and (scores := self.recorded.run(blocks, needs)) is not None:
+            return scores
         current = Pass(blocks, self.adapter.dtype, self.device)
         scored = max((b.rows for b in blocks if b.scored(needs)), default=0)
         out = self.adapter(current, self.cache.bind(current), logits=scored, hidden=bool(needs.hidden))

@@ -72,7 +72,7 @@ class SlotCache(Cache):
         """Write the rows of this pass, return what they may look at: [B, H, reach, D], a view where slots allow."""
         p = self._pass
         assert p is not None
-        if p.batch == 1:
+        if p.batch == 1 and not p.fixed:
             k, v = self._slot_keys[layer_idx][p.slot], self._slot_values[layer_idx][p.slot]
             k.narrow(2, p.start, p.rows).copy_(key_states)
             v.narrow(2, p.start, p.rows).copy_(value_states)

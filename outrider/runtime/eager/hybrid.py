@@ -40,6 +40,11 @@ class HybridSlots(HybridCache):
         self.states.bind(current)
         return self
 
+    def bind_fixed(self, current: Pass) -> HybridSlots:
+        """Changes state: the next forward reads and writes where this pass says, which a recording may be made of."""
+        self.attention.bind(current)
+        return self
+
     def finish(self) -> None:
         """Changes state: the forward is over, and its text is committed."""
         self.states.finish()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from outrider.runtime.recurrent.ancestry import Ancestry
@@ -34,4 +35,4 @@ class Recurrence(Protocol):
 
 def valid(counts: Tensor, rows: int) -> Tensor:
     """[B, n]: whether a row is among the first `counts[b]`."""
-    return counts.new_tensor(range(rows))[None] < counts[:, None]
+    return torch.arange(rows, device=counts.device)[None] < counts[:, None]

@@ -7,8 +7,9 @@ states at the end of its pass, so that a pass that fails leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,15 +47,19 @@ class Memory:
         return [kept[slots[:, None], places] for kept in self.flight[:count]]
 
 
+Replay = Callable[[Sequence[int], Sequence[int], NDArray[np.int64]], bool]  # slots, counts, paths -> whether it ran
+
+
 class StateStore:
-    def __init__(self, slots: int, border: int) -> None:
-        """States may be taken up again every `border` tokens."""
-        self.slots = slots
+    def __init__(self, slots: int, border: int, room: int = 0) -> None:
+        """States may be taken up again every `border` tokens; `room` for so many rows in flight is made at once."""
+        self.slots, self.room = slots, room
+        self.replay: Replay | None = None  # what a commit is tried with first
         self.memories: dict[Place, Memory] = {}  # made when a layer first runs
         self.lengths = [0] * slots  # of committed text
         self.snapshots = [Snapshots(border) for _ in range(slots)]
         self._sees: dict[int, NDArray[np.bool_]] = {}  # [n, n] of the rows in flight, by slot
-        self._layout: _Layout | None = None
+        self._layout: Any = None  # a _Layout, or the same in tensors that stay where they are
         self._borders: list[list[int]] = []  # of each block of text in this pass: lengths to copy at
         self._advanced: dict[Place, Tensor] = {}  # by the text of this pass
         self._copied: dict[tuple[int, int], dict[Place, Tensor]] = {}  # likewise, by slot and length
@@ -85,6 +90,15 @@ class StateStore:
         if self._layout.text:
             self._borders = [self.snapshots[b.slot].wanted(b.length, b.length + b.rows) for b in current.blocks]
 
+    def bind_layout(self, layout: Any) -> None:
+        """Changes state: the rows that run next are those of trees that were laid out elsewhere."""
+        self._layout = layout
+        self._advanced, self._copied = {}, {}
+
+    def in_flight(self, slot: int, sees: NDArray[np.bool_]) -> None:
+        """Changes state: what the rows of a tree see of each other, which has run since the last commit."""
+        self._sees[slot] = sees
+
     def run(self, place: Place, recurrence: Recurrence, rows: Sequence[Tensor]) -> Tensor:
         """Changes state: outputs [B, R, ...] of the rows [B, R, ...] of this pass."""
         layout = self._layout
@@ -114,7 +128,7 @@ class StateStore:
         return torch.cat(outputs, 1)
 
     def _tree(self, memory: Memory, rows: Sequence[Tensor], layout: _Layout) -> Tensor:
-        memory.store(rows, layout.slots, layout.places, layout.room)
+        memory.store(rows, layout.slots, layout.places, max(layout.room, self.room))
         if layout.extends:
             rows = memory.rows(layout.slots, layout.all_places)
         outputs = memory.recurrence.outputs(memory.state[layout.slots], rows, layout.ancestry)
@@ -145,22 +159,32 @@ class StateStore:
         index = np.zeros((len(slots), max(counts)), dtype=np.int64)  # behind its path: any row of its own
         for i, path in enumerate(paths):
             index[i, 1 : counts[i]] = path
+        grown = list(zip(slots, lengths, counts, strict=True))
+        borders = [self.snapshots[slot].wanted(length, length + count) for slot, length, count in grown]
+        if any(borders) or self.replay is None or not self.replay(slots, counts, index):
+            self._replay(slots, lengths, counts, index, borders)
+        for slot, length, count in grown:
+            self.lengths[slot] = length + count
+            self._sees.pop(slot, None)
+
+    def _replay(
+        self, slots: Sequence[int], lengths: Sequence[int], counts: Sequence[int], index: NDArray[np.int64],
+        borders: Sequence[Sequence[int]],
+    ) -> None:  # fmt: skip
+        """Changes state: the states go on, and are copied at borders on the way."""
         copied: dict[tuple[int, int], dict[Place, Tensor]] = {}
         for place, memory in self.memories.items():
             device = memory.state.device
             which, places = torch.tensor(slots, device=device), torch.from_numpy(index).to(device)
             rows, state = memory.rows(which, places, memory.recurrence.kept), memory.state[which]
             for i, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-                for border in self.snapshots[slot].wanted(length, length + counts[i]):
+                for border in borders[i]:
                     one = [row[i : i + 1] for row in rows]
                     copy = self._advance(memory, state[i : i + 1], one, [border - length])[0]
                     copied.setdefault((slot, border), {})[place] = copy
             memory.state[which] = self._advance(memory, state, rows, counts)
         for (slot, border), states in copied.items():
             self.snapshots[slot].put(border, states)
-        for slot, length, count in zip(slots, lengths, counts, strict=True):
-            self.lengths[slot] = length + count
-            self._sees.pop(slot, None)
 
     # Beginnings of texts
 
