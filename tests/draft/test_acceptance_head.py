@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from outrider.draft.acceptance_head import HeadMarks
 from outrider.draft.grown import Grown
 from outrider.draft.model.draft_model import ModelSource
 from outrider.grow.stopping import Doubt, Stopping
-from outrider.models import load_model
 from outrider.models.drafts import LAYERS, DraftCard, new_draft, save_draft, write_drafter
 from outrider.models.networks.acceptance import AcceptanceHead, AcceptanceShape
 from outrider.models.trained import ACCEPTANCE
@@ -47,8 +47,9 @@ class Compared(HeadMarks):
     """Every mark against the head on what the draft model says of the whole text at once."""
 
     seen = 0
-    said: set[bool] = set()
+    said: ClassVar[set[bool]] = set()
 
+    @torch.inference_mode()
     def chances(self, slots, trees, done):
         marks = super().chances(slots, trees, done)
         model = self.source.target.backend.adapter.model
@@ -89,7 +90,7 @@ def folders(tiny_llama, tmp_path_factory) -> tuple[Path, Path]:
     """A draft model of the target's layers, and a head that says nonsense about it."""
     from outrider.models.drafts import digest_of
 
-    place, target = tmp_path_factory.mktemp("judged"), load_model(tiny_llama)
+    place, target = tmp_path_factory.mktemp("judged"), tiny_llama
     draft = new_draft(target, (0,))
     save_draft(place / "draft", draft, DraftCard(target.name, target.fingerprint, (0,)))
     hidden = int(draft.config.hidden_size)
@@ -103,13 +104,13 @@ def folders(tiny_llama, tmp_path_factory) -> tuple[Path, Path]:
 def test_the_gate_is_green_with_a_head_that_says_nonsense(tiny_llama, folders) -> None:
     draft, head = folders
     options = {"drafter": str(draft), "head": str(head), "threshold": 0.5, "controller": "fixed", "budget": 5}
-    report = check(load_model(tiny_llama), "specdec-plus-plus", options, size=TINY)
+    report = check(tiny_llama, "specdec-plus-plus", options, size=TINY)
     assert {part.name: part.outcome for part in report.parts if part.outcome is not Outcome.PASSED} == {}
 
 
 def test_a_head_of_another_drafter_is_refused_with_the_remedy(tiny_llama, folders, tmp_path) -> None:
     draft, head = folders
-    target = load_model(tiny_llama)
+    target = tiny_llama
     other = new_draft(target, (1,))
     save_draft(tmp_path / "other", other, DraftCard(target.name, target.fingerprint, (1,)))
     with Outrider(target, "plain", strict=True) as engine:
