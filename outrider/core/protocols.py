@@ -156,6 +156,13 @@ class Source(Protocol):
     ) -> None: ...  # a record's tree may hold other nodes than the source was asked for
 
 
+@runtime_checkable
+class Refreshes(Protocol):
+    """A target whose model may be tuned in place."""
+
+    def refresh(self, model: Any) -> None: ...  # runs this model's weights as they are now; every slot must be free
+
+
 class States(Protocol):
     """A source that shows the hidden states behind its distributions."""
 
