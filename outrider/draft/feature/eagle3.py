@@ -94,6 +94,10 @@ class Eagle3Source:
         self._seats: dict[int, Seat] = {}
         self._newest: dict[int, Tensor] = {}  # states of the nodes that ran last
 
+    def layered(self) -> Eagle3Source:
+        """Itself: whoever stands before it gives it by the same name."""
+        return self
+
     def seat(self, slot: int) -> Seat:
         return self._seats[slot]
 
