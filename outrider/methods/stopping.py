@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outrider.core.errors import InputError
-from outrider.core.protocols import Recipe, Source, States
+from outrider.core.protocols import Marks, Recipe, Remembers, Source, States
 from outrider.core.records import Role
 from outrider.methods import MethodInfo, Options, Parts, option
 from outrider.methods.common import (
@@ -14,14 +14,17 @@ from outrider.methods.common import (
     ControllerName,
     VerifierName,
     budget_option,
+    check_draft,
     check_drafter,
     controller,
+    cost_curve,
     verifier,
 )
 from outrider.methods.drafted import same_vocabulary_draft
 from outrider.methods.trained import layered_source
 
 if TYPE_CHECKING:
+    from outrider.grow.cost_aware import CallTimer
     from outrider.grow.stopping import Stop
     from outrider.models.networks.acceptance import AcceptanceShape
 
@@ -50,17 +53,48 @@ def _specdec(parts: Parts, options: SpecDecOptions) -> Recipe:
     _check_judged(parts, head.shape, options)
     source = chain_source(parts, head.shape.drafter, options.drafter, options.width)
     marks = HeadMarks(cast(States, source), head)
-    return _stopping("specdec-plus-plus", parts, options, source, Doubt(options.threshold, options.least), marks)
+    return _stopping("specdec-plus-plus", parts, options, source, Doubt(options.threshold, options.least), marks=marks)
 
 
-def _stopping(name: str, parts: Parts, options: Any, source: Source, stop: Stop, marks: Any = None) -> Recipe:
-    """Chains of this source, as long as the stop lets them be."""
-    from outrider.draft.grown import Grown
+@dataclass(frozen=True, slots=True)
+class SpecKVOptions(Options):
+    draft: str = option("", "a draft-model folder of the target's own vocabulary; empty: the one the target has")
+    mode: Literal["time", "paper"] = option(
+        "time", "time: most expected tokens a second; paper: most expected tokens, which is not a speed"
+    )
+    budget: int = budget_option(8, "longest chain; of it 2, 4, 6 or 8 tokens are chosen")
+    width: int = option(256, "how many of the likeliest tokens a draft row keeps", least=1)
+    controller: ControllerName = option("fixed", "the length itself follows acceptance and time")
+    verifier: VerifierName = option("rejection", "acceptance rule; with the invariant one the draft shares its noise")
+
+
+def _speckv(parts: Parts, options: SpecKVOptions) -> Recipe:
+    from outrider.control.gamma import GammaLength
+    from outrider.grow.cost_aware import CallTimer
+    from outrider.grow.stopping import Ladder
+
+    timer, curve = CallTimer(), cost_curve(parts)
+    paper = options.mode == "paper"
+    lengths = GammaLength(
+        lambda rows: curve.seconds(rows, 1, 0), lambda: timer.seconds(1),
+        parts.target.traits.precision or "float32", paper=paper,
+    )  # fmt: skip
+    source = chain_source(parts, "draft-model", options.draft, options.width)
+    name = "speckv (paper's objective: not a speed)" if paper else "speckv"
+    return _stopping(name, parts, options, source, Ladder(lengths), timer=timer, kept=lengths)
+
+
+def _stopping(
+    name: str, parts: Parts, options: Any, source: Source, stop: Stop, *, marks: Marks | None = None,
+    timer: CallTimer | None = None, kept: Remembers | None = None,
+) -> Recipe:  # fmt: skip
+    """Chains of this source, as long as the stop lets them be; `kept` is what of the stop outlives a request."""
+    from outrider.draft.grown import Remembering
     from outrider.grow.stopping import Stopping
 
     shared = options.verifier == "invariant"
-    grower = Stopping(stop, marks, frozenset(parts.loaded.eos_ids), shared)
-    drafter = Grown(source, grower, True, shared, beside=parts.target.traits.other_threads)
+    grower = Stopping(stop, marks, frozenset(parts.loaded.eos_ids), shared, timer)
+    drafter = Remembering(source, grower, True, shared, beside=parts.target.traits.other_threads, kept=kept)
     return Recipe(name, drafter, verifier(options.verifier), controller(options.controller, options.budget))
 
 
@@ -87,6 +121,12 @@ def _check_judged(parts: Parts, shape: AcceptanceShape, options: SpecDecOptions)
 
 
 RECIPES = (
+    MethodInfo(
+        "speckv", "a chain of the length that is worth its time, from how sure its first tokens were",
+        "arXiv 2605.02888", "model", True, "a draft model (default: shipped, or the target's first layers)",
+        SpecKVOptions, _speckv, "control/gamma.py", lambda options: check_draft(options.draft), role=Role.RUNS,
+        samples=True,
+    ),
     MethodInfo(
         "specdec-plus-plus", "a chain that ends once a trained head thinks it was probably rejected",
         "arXiv 2405.19715", "model", True, "a trained acceptance head (outrider train run)", SpecDecOptions, _specdec,
