@@ -1,9 +1,10 @@
 """When to stop drafting: a trained acceptance head against every fixed length and against a tuned confidence stop.
 
-A small model widened in memory says what it says at the cost of a large one. Its EAGLE-3 drafter drafts chains; all
-ways to end them run prompt by prompt after one another, so that seconds a token can be compared pair by pair. The head
-is one that `outrider train run --kind acceptance-head --drafter EAGLE3` made for the small model.
-Run: python benchmarks/methods/stopping.py --device cuda --dtype bfloat16 --head FOLDER [--temperature 1] [--limit N]
+A small model widened in memory says what it says at the cost of a large one. Its draft model or EAGLE-3 drafter drafts
+chains; all ways to end them run prompt by prompt after one another, so that seconds a token can be compared pair by
+pair. The head is one that `outrider train run --kind acceptance-head --drafter DRAFTER` made for the small model, and
+judges the drafter that it was trained for.
+Run: python benchmarks/methods/stopping.py --device cuda --dtype bfloat16 --head FOLDER [--temperature 0,1] [--limit N]
      [--shape 8b|own] [--rounds N] [--json FILE]
 """
 
@@ -13,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,21 @@ from outrider.core.records import Budget
 from outrider.draft.acceptance_head import HeadMarks
 from outrider.draft.feature.eagle3 import Eagle3Source
 from outrider.draft.grown import Grown
+from outrider.draft.model.draft_model import ModelSource
 from outrider.grow.chain import Chain
 from outrider.grow.confident import Confident
 from outrider.grow.stopping import Doubt, Stopping
 from outrider.methods.common import verifier
 from outrider.models import load_model
-from outrider.models.drafts import shipped_draft
+from outrider.models.drafts import load_draft, shipped_draft
 from outrider.models.networks.acceptance import AcceptanceHead
 from outrider.models.trained import ACCEPTANCE, load_eagle3, load_trained
 from outrider.runtime.layers.choice import layer_driver
 from outrider.store.prompts import built_in_prompts, read_prompts
 
-LONGEST = 12
-DOUBTS, CONFIDENCES = (0.2, 0.4, 0.6, 0.75, 0.9), (0.2, 0.35, 0.5, 0.65, 0.8)
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+LONGEST = LENGTHS[-1]
+DOUBTS, CONFIDENCES = (0.3, 0.5, 0.7, 0.85, 0.95), (0.2, 0.35, 0.5, 0.65, 0.8)
 RESAMPLES = 2000
 
 
@@ -51,47 +55,47 @@ def main() -> None:
     parser = arguments(__doc__, max_new_tokens=96)
     parser.add_argument("--head", required=True, metavar="FOLDER")
     parser.add_argument("--shape", default="8b", help="a name or sizes; own: not widened")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--shuffled", metavar="FOLDER", help="a second head, as a control")
+    parser.add_argument("--temperature", default="0", help="one or several, such as 0,1")
     args = parser.parse_args()
     small = load_model(args.model, device=args.device, dtype=args.dtype)
-    folder = shipped_draft(small, "eagle3")
-    assert folder is not None, "the small model has an EAGLE-3 drafter"
-    net, head = load_eagle3(folder, small), load_trained(ACCEPTANCE, Path(args.head), small)
-    control = load_trained(ACCEPTANCE, Path(args.shuffled), small) if args.shuffled else None
+    head = load_trained(ACCEPTANCE, Path(args.head), small)
+    folder = shipped_draft(small, head.shape.drafter)
+    assert folder is not None, "the small model has a drafter of this kind"
     model = small.model if args.shape == "own" else inflate(small.model, parse_shape(args.shape, small.model.config))
     prompts = per_group(read_prompts(args.prompts) if args.prompts else built_in_prompts(), args.limit)
-    out: dict[str, Any] = {"shape": args.shape, "temperature": args.temperature, "prompts": len(prompts)}
+    out: dict[str, Any] = {"shape": args.shape, "drafter": head.shape.drafter, "prompts": len(prompts)}
     with outrider.load(model, method="plain", tokenizer=small.tokenizer, max_slots=1, max_context=2048) as engine:
         texts = [engine.encode_chat(prompt.conversation(())) for prompt in prompts]
-        driver = layer_driver(net, model.get_input_embeddings())
-        params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=1)
-        runners = {
-            name: EngineRunner(engine, recipe) for name, recipe in recipes(engine, driver, head, control).items()
-        }
-        for runner in runners.values():
-            runner([texts[0]], params)
-        _say("all are warm")
-        out |= measured(runners, texts, params, args.rounds, lambda found: _write(args.json, out | found))
-    _write(args.json, out)
+        if head.shape.drafter == "eagle3":
+            driver = layer_driver(load_eagle3(folder, small), model.get_input_embeddings())
+            source_of: Callable[[], Any] = partial(Eagle3Source, driver, width=64)
+        else:
+            source_of = partial(ModelSource, engine._parts.runtime(load_draft(folder, small)), shows=True)
+        runners = {name: EngineRunner(engine, recipe) for name, recipe in recipes(engine, source_of, head).items()}
+        for temperature in map(float, args.temperature.split(",")):
+            params = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=temperature, seed=1)
+            for runner in runners.values():
+                runner([texts[0]], params)
+            _say(f"temperature {temperature:g}: all are warm")
+
+            def keep(found: dict[str, Any], temperature: float = temperature) -> None:
+                out[f"temperature {temperature:g}"] = found
+                _write(args.json, out)
+
+            keep(measured(runners, texts, params, args.rounds, keep))
 
 
-def recipes(engine: Outrider, driver: Any, head: AcceptanceHead, control: AcceptanceHead | None) -> dict[str, Recipe]:
-    def chain(make: Callable[[Eagle3Source], Grower], longest: int = LONGEST) -> Recipe:
-        source = Eagle3Source(driver, width=64)
+def recipes(engine: Outrider, source_of: Callable[[], Any], head: AcceptanceHead) -> dict[str, Recipe]:
+    def chain(make: Callable[[Any], Grower], longest: int = LONGEST) -> Recipe:
+        source = source_of()
         drafter = Grown(source, make(source), sampled=True)
         return Recipe("chain", drafter, verifier("rejection"), Fixed(Budget(longest, longest)))
 
     made = {"plain": engine.recipe("plain")}
-    made |= {f"fixed {k}": chain(lambda _: Chain(), k) for k in range(1, LONGEST + 1)}
+    made |= {f"fixed {k}": chain(lambda _: Chain(), k) for k in LENGTHS}
     made |= {f"confident {t}": chain(lambda _, t=t: Confident(t)) for t in CONFIDENCES}
     ends = frozenset(engine.loaded.eos_ids)
-    for label, net in (("doubt", head), ("control", control)):
-        if net is not None:
-            made |= {
-                f"{label} {h}": chain(lambda source, h=h, net=net: Stopping(Doubt(h), HeadMarks(source, net), ends))
-                for h in DOUBTS
-            }
+    made |= {f"doubt {h}": chain(lambda source, h=h: Stopping(Doubt(h), HeadMarks(source, head), ends)) for h in DOUBTS}
     return made
 
 
@@ -128,10 +132,10 @@ def summary(seconds: dict[str, list[float]], told: dict[str, list[dict[str, floa
     }  # fmt: skip
     best = {
         kind: min((name for name in means if name.startswith(f"{kind} ")), key=lambda name: means[name], default=None)
-        for kind in ("fixed", "confident", "doubt", "control")
+        for kind in ("fixed", "confident", "doubt")
     }
     against = {}
-    for kind in ("fixed", "confident", "control"):
+    for kind in ("fixed", "confident"):
         if best[kind] is not None and best["doubt"] is not None:
             against[f"{best['doubt']} over {best[kind]}"] = paired(seconds[best["doubt"]], seconds[best[kind]])
     return {"ways": ways, **{f"best_{kind}": name for kind, name in best.items()}, "against": against,
