@@ -87,9 +87,8 @@ class GammaLength:
     _chains: int = 0
     _unfitted: int = 0
 
-    @property
-    def whole(self) -> bool:
-        """Changes state: whether the next chain is to be drafted whole."""
+    def takes_whole(self) -> bool:
+        """Changes state: whether the chain that begins now is to be drafted whole."""
         self._chains += 1
         return self._net is None or self._chains % self.explore == 0
 

@@ -59,8 +59,7 @@ class Doubt:
 class Lengths(Protocol):
     """Chooses how long a chain should be, and learns from chains that were drafted whole."""
 
-    @property
-    def whole(self) -> bool: ...  # whether the next chain is one
+    def takes_whole(self) -> bool: ...  # changes state: whether the chain that begins now is one
     def length(self, features: NDArray[np.float64], drafted: int) -> int: ...
     def observe(self, features: Sequence[NDArray[np.float64]], accepted: int) -> None: ...
 
@@ -75,7 +74,7 @@ class Ladder:
     def goes_on(self, drafted: Drafted) -> bool:
         count = len(drafted.rows)
         if count == 1:
-            drafted.whole = self.lengths.whole
+            drafted.whole = self.lengths.takes_whole()
         if count >= self.rungs[-1]:
             return False
         if drafted.whole or count not in self.rungs:

@@ -92,7 +92,7 @@ def test_a_chain_teaches_every_length_from_every_rung() -> None:
 def test_what_was_shown_outlives_the_run_and_can_be_forgotten() -> None:
     made = taught(0.01, chains=200)
     again = GammaLength(lambda rows: STEP, lambda: 0.01)
-    assert again.whole and again.length(features(HARD), 2) == LENGTHS[-1]  # nothing is known yet
+    assert again.takes_whole() and again.length(features(HARD), 2) == LENGTHS[-1]  # nothing is known yet
     again.remember(made.memory())
     assert again.length(features(HARD), 2) == made.length(features(HARD), 2) == LENGTHS[0]
     again.forget()
@@ -111,6 +111,9 @@ class Asked:
 
     def __init__(self, whole: bool = False) -> None:
         self.whole, self.at, self.seen = whole, list[int](), list[tuple[int, int]]()
+
+    def takes_whole(self) -> bool:
+        return self.whole
 
     def length(self, known: np.ndarray, drafted: int) -> int:
         self.at.append(drafted)
