@@ -1,6 +1,6 @@
 """What `serve --learn` brings and costs: one stream of requests to a server that learns, and to one that does not.
 
-Chat first, which the drafter knows, then SQL, which it does not; `--at-once` requests are under way at any time. Figures
+Chat first, which the drafter knows, then SQL, which it does not, `--at-once` requests under way at any time. Figures
 are of windows of so many requests, in order: accepted length, and tokens a second of the wall clock, whatever the
 updates took. The texts are compared, because they must be the same.
 Run: python benchmarks/serving/learning.py [--device cuda --dtype bfloat16] [--method eagle3] [--chat N] [--sql N]
