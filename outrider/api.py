@@ -22,7 +22,7 @@ from outrider.core.errors import InputError
 from outrider.core.generation import Generation
 from outrider.core.inputs import Message, Prompt, prompt_list
 from outrider.core.params import SamplingArguments, SamplingParams
-from outrider.core.protocols import Closes, CompileForm, Constraints, Recipe, Target
+from outrider.core.protocols import Closes, CompileForm, Constraints, Recipe, Refreshes, Target
 from outrider.core.records import Needs
 from outrider.core.schedule.stream import Stream as Stream
 from outrider.core.text import token_decoder
@@ -121,10 +121,9 @@ class Outrider:
                 name, device=str(self.target.device), dtype=str(loaded.dtype).removeprefix("torch."),
                 trust_remote_code=trust_remote_code,
             ),
-            lambda model: choice.build_draft(
-                model, self.target, **{**limits, "max_context": self.target.max_context}
-            ),
+            lambda model: self._draft_target(model, limits),
         )  # fmt: skip
+        self._draft_targets: list[tuple[Target, Any]] = []  # each with its model
         self._needs = Needs()  # of all methods that were made ready
         self._recipes: dict[str, Recipe] = {method: self._build(method, options)}
         decode = token_decoder(loaded.tokenizer) if loaded.tokenizer is not None else None
@@ -134,6 +133,11 @@ class Outrider:
         )  # fmt: skip
         # All async work in one thread: steps wait for each other whichever event loop asked for them.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider")
+
+    def _draft_target(self, model: Any, limits: Mapping[str, Any]) -> Target:
+        made = choice.build_draft(model, self.target, **{**limits, "max_context": self.target.max_context})
+        self._draft_targets.append((made, model))
+        return made
 
     @property
     def tokenizer(self) -> Any:
@@ -299,6 +303,14 @@ class Outrider:
         """Get ready now what a runtime makes only once it has paid, for texts of so many tokens: for servers, or to
         measure. Takes seconds where there is something to make (OpenVINO compiles steps of fixed shapes)."""
         self.target.prepare(contexts, self._needs)
+
+    def refresh(self) -> None:
+        """Run the weights that `loaded.model` has now, which were changed in place, such as by training; not beside a
+        request. What ran with the old ones leaves the cache; drafters made of the model's layers follow."""
+        for target, model in [(self.target, self.loaded.model), *self._draft_targets]:
+            if not isinstance(target, Refreshes):
+                raise InputError("a model that is spread over processes cannot be changed in place; load it again")
+            target.refresh(model)
 
     def footprint(self) -> dict[str, int]:
         """Bytes of memory: the weights that steps read, what the cache may grow to, what this process took at most."""

@@ -10,7 +10,11 @@ from outrider.models import LoadedModel
 from outrider.train.kinds.registry import KINDS, find_kind, plan_of, train_drafter
 from outrider.train.text.selfdata import DataPlan, SelfData, write_data
 
-TRAINED = [name for name in KINDS if any(option.name == "drafter" for option in methods.find(name).option_list)]
+METHODS = {info.name: info for info in methods.table()}
+TRAINED = [name for name in KINDS if name in METHODS and "drafter" in {o.name for o in METHODS[name].option_list}]
+JUDGED = {
+    "specdec-plus-plus": "acceptance-head"
+}  # methods that need a network besides, which judges an EAGLE-3 drafter
 
 
 def some_text(target: LoadedModel, folder: Path) -> SelfData:
@@ -22,3 +26,14 @@ def drafter(kind: str, target: LoadedModel, text: SelfData, folder: Path, **sett
     plan = plan_of(find_kind(kind), {"steps": 0, "batch": 4, "held_out": 4, **settings})
     train_drafter(kind, target, text, plan, folder)
     return folder
+
+
+def needed_options(target: LoadedModel, folder: Path, steps: int = 2) -> dict[str, dict[str, str]]:
+    """Changes the folder: what methods cannot be built without, by method."""
+    text = some_text(target, folder / "text")
+    made = {kind: {"drafter": str(drafter(kind, target, text, folder / kind, steps=steps))} for kind in TRAINED}
+    for method, kind in JUDGED.items():
+        judged = made["eagle3"]["drafter"]
+        head = drafter(kind, target, text, folder / kind, steps=steps, drafter=judged)
+        made[method] = {"head": str(head), "drafter": judged}
+    return made

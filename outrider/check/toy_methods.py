@@ -25,6 +25,7 @@ from outrider.methods import MethodInfo, Parts
 from outrider.methods.common import verifier
 from outrider.methods.recipes import RECIPES
 from outrider.models import LoadedModel, load_model
+from outrider.models.networks.acceptance import AcceptanceHead, AcceptanceShape
 from outrider.train.kinds.registry import KINDS, find_kind, plan_of
 from outrider.train.text.dialogue import ANSWER
 from outrider.train.text.selfdata import SelfData
@@ -131,9 +132,13 @@ def _drafts() -> dict[Any, Any]:
     """Networks under the names by which methods look for them."""
     made: dict[Any, Any] = {("", count): DRAFT for count in range(LAYERS)}  # the shipped draft, and the first layers
     made["kangaroo", SMALL["drafter"]] = DRAFT
+    made[SMALL["drafter"], 0] = DRAFT
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        made["acceptance-head", ""] = AcceptanceHead(AcceptanceShape(VOCAB, "draft-model", blocks=1))
     text = SelfData(torch.arange(8 * 16).view(8, 16) % VOCAB, torch.full((8, 16), ANSWER, dtype=torch.uint8))
     for kind in KINDS:
-        if kind not in ("kangaroo", "draft-model"):  # those are models
+        if kind not in ("kangaroo", "draft-model", "acceptance-head"):  # those are models, or judge one
             with torch.random.fork_rng(devices=[]):
                 learner: Any = find_kind(kind).begin(_loaded(), text, plan_of(find_kind(kind), {"held_out": 4}), None)
             made[kind, SMALL["drafter"]] = learner.net.to(_loaded().model.dtype)

@@ -48,6 +48,12 @@ def serve(
     corpus: Annotated[
         str | None, typer.Option("--corpus", metavar="STORE", help="Draft from this text: `outrider index build`.")
     ] = None,
+    learn: Annotated[
+        str | None,
+        typer.Option(
+            "--learn", metavar="FOLDER", help="Let the EAGLE-3 drafter learn from requests, and keep it here."
+        ),
+    ] = None,
     save_every: Annotated[
         float, typer.Option("--save-every", help="Seconds after which --memory is saved again.")
     ] = 60.0,
@@ -79,13 +85,14 @@ def serve(
     settings = Settings(
         host=host, port=port, names=tuple(name or ()), keys=read_keys(_read(api_key_file)) if api_key_file else (),
         cors=tuple(cors or ()), unknown=unknown_fields, max_waiting=max_waiting, max_new_tokens=max_new_tokens,  # type: ignore[arg-type]
-        max_body_bytes=max_body_bytes, drain_s=drain, max_gap_ms=max_gap_ms,
+        max_body_bytes=max_body_bytes, drain_s=drain, max_gap_ms=max_gap_ms, learn=learn,
     )  # fmt: skip
     if spare and in_process:
         raise InputError("--spare is a second engine process, and --in-process has none; leave out one of them")
-    if replicas < 1 or (replicas > 1 and (spare or in_process or model.memory is not None)):
+    if replicas < 1 or (replicas > 1 and (spare or in_process or model.memory is not None or learn is not None)):
         raise InputError(
-            f"--replicas {replicas}: use at least 1, and with several neither --spare, --in-process nor --memory"
+            f"--replicas {replicas}: use at least 1, and with several neither --spare, --in-process, --memory nor "
+            "--learn"
         )
     if save_every <= 0:
         raise InputError(f"--save-every {save_every}: use a number of seconds above 0")

@@ -156,6 +156,30 @@ class Source(Protocol):
     ) -> None: ...  # a record's tree may hold other nodes than the source was asked for
 
 
+@runtime_checkable
+class Refreshes(Protocol):
+    """A target whose model may be tuned in place."""
+
+    def refresh(self, model: Any) -> None: ...  # runs this model's weights as they are now; every slot must be free
+
+
+class States(Protocol):
+    """A source that shows the hidden states behind its distributions."""
+
+    def states(self, slots: Sequence[int]) -> list[Tensor]: ...  # [nodes, d]: of those that ran last, in their order
+
+
+class Marks(Protocol):
+    """Says of nodes that a source has just run how likely each is to be accepted, given that its parent was.
+
+    A grower that is handed marks asks for them after every level; the trees carry them as their weights.
+    """
+
+    def chances(
+        self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]
+    ) -> list[NDArray[np.float64]]: ...  # of nodes done[i].. of each tree, which `Source.extend` was given
+
+
 class Grower(Protocol):
     """Unrolls a source into one tree a slot. Knows no model."""
 

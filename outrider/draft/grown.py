@@ -7,14 +7,16 @@ those that still spin after their last work, and take their cores from them when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from numpy.typing import NDArray
+
 from outrider.core.numeric.torch_threads import torch_threads
 from outrider.core.proposals import Proposals
-from outrider.core.protocols import Context, Grower, Noise, Source
+from outrider.core.protocols import Context, Grower, Noise, Remembers, Source
 from outrider.core.records import Budget, Chunk, Needs, StepRecord
 from outrider.core.tree import QRow, TokenTree
 
@@ -64,6 +66,24 @@ class Grown:
 
     def _threads(self) -> AbstractContextManager[None]:
         return torch_threads(1) if self.beside else nullcontext()
+
+
+@dataclass(slots=True)
+class Remembering(Grown):
+    """Grown by a rule that goes on from what earlier runs have shown."""
+
+    kept: Remembers | None = None
+
+    def memory(self) -> dict[str, NDArray[Any]]:
+        return {} if self.kept is None else self.kept.memory()
+
+    def remember(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        if self.kept is not None:
+            self.kept.remember(arrays)
+
+    def forget(self) -> None:
+        if self.kept is not None:
+            self.kept.forget()
 
 
 @dataclass(slots=True)

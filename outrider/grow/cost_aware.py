@@ -50,8 +50,8 @@ class CostAware:
         noise: Sequence[Noise | None],
     ) -> list[TokenTree]:  # fmt: skip
         shape = self._shape(slots, budgets)
-        timed = source if self.source_cost else cast(Source, _Timed(source, self._timer))
-        return fill([shape] * len(slots), without_replacement, timed, slots, pending, budgets, noise)
+        counted = source if self.source_cost else timed(source, self._timer)
+        return fill([shape] * len(slots), without_replacement, counted, slots, pending, budgets, noise)
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         for record in records:
@@ -164,6 +164,11 @@ class CallTimer:
         spread = rr - r * r / n
         slope = max((sr - s * r / n) / spread, 0.0) if spread > 1e-9 * rr else 0.0
         return max(s / n + slope * (rows - r / n), 0.0)
+
+
+def timed(source: Source, timer: CallTimer) -> Source:
+    """The source, whose calls the timer sees."""
+    return cast(Source, _Timed(source, timer))
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 A grower supplies a *rule* a slot; the loop asks the source for the rows that the rules wait for, all slots in one call,
 and enforces the budgets. The source is shown only the nodes it was asked to run, so leaves cost it nothing, and no
-draws. Draws nothing itself.
+draws. Where there are marks, the nodes that ran carry them. Draws nothing itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.protocols import Noise, Source
+from outrider.core.protocols import Marks, Noise, Source
 from outrider.core.records import Budget
 from outrider.core.tree import Draw, QRow, TokenTree
 
@@ -30,6 +30,7 @@ class Growth:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     draws: list[tuple[Draw, ...]] = field(default_factory=list)
+    chances: dict[int, float] = field(default_factory=dict)  # of nodes that ran: their marks, where there are any
     _place: dict[int, int] = field(default_factory=lambda: {0: 0})  # node -> its number in the tree the source runs
     _run: NDArray[np.int64] = field(init=False)  # that tree: tokens, parents and depths, as far as `_place` goes
 
@@ -109,7 +110,7 @@ class Rule(Protocol):
     def expand(self, nodes: Sequence[int], rows: Sequence[QRow]) -> list[int]: ...  # the nodes whose rows it wants next
 
 
-def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule]) -> None:
+def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule], marks: Marks | None = None) -> None:
     """Grow every slot's tree until no rule wants another row or its budget is spent."""
     waiting = {i: [0] for i, rule in enumerate(rules) if rule.growth.may_expand(0)}
     found = [[row] for row in source.start([slots[i] for i in waiting])] if waiting else []
@@ -122,4 +123,9 @@ def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule]) -> None:
         waiting = wanted
         if waiting:
             trees, done = zip(*(rules[i].growth.running(nodes) for i, nodes in waiting.items()), strict=True)
-            found = source.extend([slots[i] for i in waiting], trees, done)
+            running = [slots[i] for i in waiting]
+            found = source.extend(running, trees, done)
+            if marks is not None:
+                every = marks.chances(running, trees, done)
+                for (i, nodes), chances in zip(waiting.items(), every, strict=True):
+                    rules[i].growth.chances.update(zip(nodes, chances.tolist(), strict=False))

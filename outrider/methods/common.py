@@ -22,8 +22,8 @@ log = logging.getLogger("outrider")
 VerifierName = Literal[
     "invariant", "rejection", "recursive", "naive", "k-seq", "optimal", "transport", "block", "traversal"
 ]
-ControllerName = Literal["payoff", "fixed"]
-CONTROLLER_HELP = "payoff: as much as has paid so far; fixed: the whole budget"
+ControllerName = Literal["payoff", "fixed", "bandit"]
+CONTROLLER_HELP = "payoff: as much as has paid so far; fixed: the whole budget; bandit: in the tail of a rollout only"
 MAX_CANDIDATES = 4096
 LEAST_BYTES = 1 << 12  # hold a few dozen entries of any table
 AUTO = "auto"
@@ -82,6 +82,10 @@ def controller(name: str, nodes: int, depth: int | None = None) -> Controller:
         from outrider.control.payoff import Payoff
 
         return Payoff(nodes, breadth=max(1, nodes // (depth or nodes)))
+    if name == "bandit":
+        from outrider.control.bandit import Bandit, arms_of
+
+        return Bandit(arms_of(Budget(nodes, depth or nodes)))
     from outrider.control.fixed import Fixed
 
     return Fixed(Budget(nodes, depth or nodes))

@@ -146,6 +146,16 @@ def draft_source(parts: Parts, named: str, layers: int, width: int) -> Source:
     return ModelSource(parts.runtime(draft), width)
 
 
+def same_vocabulary_draft(parts: Parts, named: str) -> Any:
+    """A draft model that says the target's own tokens; another is refused."""
+    from outrider.models import LoadedModel
+
+    draft = _draft(parts, named, 0)
+    if isinstance(draft, LoadedModel):
+        raise InputError(f"draft {named} has another vocabulary than the target; this method needs the same one")
+    return draft
+
+
 def _draft(parts: Parts, named: str, layers: int) -> Any:
     """The draft model, made once for all methods of one target; with its tokenizer where that is another one."""
     key = (named, layers)

@@ -149,7 +149,7 @@ def _drafter(
         embed = _embedding(parts)
         source = family.heads()(net, embed, width=options.width, active=eight_bits(net).active)  # type: ignore[call-arg]
         return Grown(source, grower, sampled, beside=beside)
-    drivers = _drivers(family, parts, options, net)
+    drivers = _drivers(parts, family.name, options.drafter, net)
     layered = Eagle3Source(drivers.driver, width=options.width, name=family.name)
     make = None
     if options.grower in ("auto", "topk"):
@@ -160,11 +160,20 @@ def _drafter(
     return Recorded(layered, grower, sampled, make=make, depth=depth, always=options.grower == "topk")
 
 
-def _drivers(family: Family, parts: Parts, options: TrainedOptions, net: Any) -> Drivers:
+def layered_source(parts: Parts, kind: str, named: str, width: int) -> Source:
+    """The distributions of a one-layer drafter, for any grower."""
+    from outrider.draft.feature.eagle3 import Eagle3Source
+    from outrider.models.trained import drafter_of
+
+    net = drafter_of(parts.loaded, kind, named, parts.drafts)
+    return Eagle3Source(_drivers(parts, kind, named, net).driver, width=width, name=kind)
+
+
+def _drivers(parts: Parts, kind: str, named: str, net: Any) -> Drivers:
     """Made once for all methods that draft with this network."""
     from outrider.runtime.layers.choice import Drivers, layer_driver
 
-    key = ("drivers", family.name, options.drafter)
+    key = ("drivers", kind, named)
     if key not in parts.drafts or parts.drafts[key].net is not net:
         embed = _embedding(parts)
         with told_if_compiling("the drafter"):

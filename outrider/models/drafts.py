@@ -7,6 +7,7 @@ fingerprint is refused, since the weights would mean nothing there.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -128,6 +129,14 @@ def read_drafter(folder: Path, target: LoadedModel, kind: str) -> tuple[DraftCar
     try:
         return card, load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the draft again") from error
+
+
+def digest_of(folder: Path) -> str:
+    """Tells one drafter's stored weights from another's."""
+    try:
+        return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
+    except OSError as error:
         raise InputError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the draft again") from error
 
 

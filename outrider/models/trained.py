@@ -1,6 +1,6 @@
 """Loading what was trained to draft: a finished drafter's folder becomes its network, in the target's precision.
 
-`NETWORKS` names the families of small networks that read the target's hidden states; Kangaroo's adapter is a model.
+`NETWORKS` names the families of small networks that read hidden states; Kangaroo's adapter is a model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from outrider.core.errors import InputError
 from outrider.models.drafts import CARD, WEIGHTS, read_drafter, unpacked
 from outrider.models.kept import find_drafter
 from outrider.models.load import LoadedModel
+from outrider.models.networks.acceptance import AcceptanceHead
 from outrider.models.networks.eagle2 import Eagle2Layer
 from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 from outrider.models.networks.fspad import FspadLayer, FspadShape
@@ -23,6 +24,7 @@ from outrider.models.networks.heads import HeadsShape, HydraHeads, MedusaHeads
 from outrider.models.networks.kangaroo import filled_kangaroo
 
 KANGAROO = "kangaroo"
+ACCEPTANCE = "acceptance-head"  # judges another drafter
 Make = Callable[[Any, dict[str, Tensor], LoadedModel], Any]  # a card's shape, the tensors and their target -> a network
 
 
@@ -88,6 +90,10 @@ def _kangaroo(stored: Any, tensors: dict[str, Tensor], target: LoadedModel) -> n
     return filled_kangaroo(target.model, int(stored.get("layer", 0)), tensors)
 
 
+def _acceptance(stored: Any, tensors: dict[str, Tensor], target: LoadedModel) -> nn.Module:
+    return AcceptanceHead.from_tensors(stored, tensors).to(target.device)
+
+
 NETWORKS: dict[str, Make] = {
     "eagle3": partial(_whole, Eagle3Layer, Eagle3Shape),
     "eagle2": partial(_headed, Eagle2Layer, Eagle3Shape),
@@ -95,4 +101,5 @@ NETWORKS: dict[str, Make] = {
     "medusa": partial(_headed, MedusaHeads, HeadsShape),
     "hydra": partial(_headed, HydraHeads, HeadsShape),
     KANGAROO: _kangaroo,
+    ACCEPTANCE: _acceptance,
 }

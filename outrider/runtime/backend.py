@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -75,6 +75,13 @@ class Backend(Protocol):
         """Called once, when every slot is free: raise `UnsupportedModel` where what would run is not the model.
 
         `self_test`: compare with the model in any case, or in none; None: where nobody has done so before.
+        """
+        ...
+
+    def refresh(self, model: Any) -> None:
+        """Changes state: the weights of the model that it was made of are others now, every copy is made anew.
+
+        Called when every slot is free.
         """
         ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +62,16 @@ class SlotTarget:
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
         """Changes state: make ready now what steps of single texts of so many tokens would meet later."""
         self.backend.prepare(contexts, needs)
+
+    def refresh(self, model: Any) -> None:
+        """Changes state: runs the weights that the model has now, which were changed in place.
+
+        Texts that ran with the old ones are not found again.
+        """
+        if self._used:
+            raise OutriderError(f"{len(self._used)} slots are in use; weights change between texts: release them first")
+        self.backend.refresh(model)
+        self._texts.forget()
 
     # Slots
 

@@ -32,6 +32,7 @@ class Settings:
     request_s: float = 3600.0  # to be answered
     drain_s: float = 30.0  # what runs may go on for so long when the server is told to end
     keep_alive_s: float = 15.0
+    learn: str | None = None  # a folder in which the drafter keeps what it learns from requests; None: it does not
     traces: int = 64  # requests of which every step is kept, for those that ask; 0: none
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling fields of requests that do not say
 

@@ -19,6 +19,7 @@ def make_link(
     takes."""
     limits: dict[str, Any] = {
         "max_waiting": settings.max_waiting, "traces": settings.traces, "max_gap_ms": settings.max_gap_ms,
+        "learn": settings.learn,
     }  # fmt: skip
     if replicas > 1:
         from outrider.serve.replicas.link import ReplicasLink

@@ -10,7 +10,7 @@ import pytest
 from outrider import methods
 from outrider.api import Outrider
 from outrider.core.sampling import SamplingParams
-from tests.drafters import TRAINED, drafter, some_text
+from tests.drafters import needed_options
 
 PROMPTS = [[1, 2, 3, 4, 5], [9, 8, 7], [5], [6, 7, 6, 7, 6]]
 NAMES = [info.name for info in methods.table()]
@@ -24,9 +24,7 @@ def engine(tiny_llama) -> Outrider:
 @pytest.fixture(scope="module")
 def needed(tiny_llama, tmp_path_factory) -> dict[str, dict[str, str]]:
     """Options without which a method cannot be built."""
-    folder = tmp_path_factory.mktemp("drafters")
-    text = some_text(tiny_llama, folder / "text")
-    return {kind: {"drafter": str(drafter(kind, tiny_llama, text, folder / kind, steps=2))} for kind in TRAINED}
+    return needed_options(tiny_llama, tmp_path_factory.mktemp("drafters"))
 
 
 def run(engine: Outrider, recipe, **sampling) -> list:

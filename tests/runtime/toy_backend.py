@@ -97,6 +97,9 @@ class ToyBackend:
     def check(self, target: Target, self_test: bool | None) -> None:
         """It is the model."""
 
+    def refresh(self, model: object) -> None:
+        """It holds no copies."""
+
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
         """Nothing is made beforehand."""
 

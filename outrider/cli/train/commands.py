@@ -165,6 +165,7 @@ def run(
     intermediate: Annotated[int | None, _some("--intermediate", help="Width of its MLP; 0: the target's.")] = None,
     unroll: Annotated[int | None, _some("--unroll", help="Steps trained on its own states.")] = None,
     eight_bits: Annotated[bool | None, _some("--eight-bits/--half", help="Store matrices as int8.")] = None,
+    drafter: Annotated[str | None, _some("--drafter", help="Whose drafts a head judges: a folder or name.")] = None,
     option: Annotated[
         list[str] | None, _some("--option", "-o", help="name=value, any other setting of the kind; repeatable.")
     ] = None,
@@ -186,10 +187,10 @@ def run(
     if folder is None and not keep:
         raise InputError("--no-keep without --out leaves no drafter; name a folder with --out")
     given = {"steps": steps, "batch": batch, "lr": rate, "loss": loss, "seed": seed, "layers": layers, "vocab": vocab,
-             "intermediate": intermediate, "unroll": unroll, "eight_bits": eight_bits}  # fmt: skip
+             "intermediate": intermediate, "unroll": unroll, "eight_bits": eight_bits, "drafter": drafter}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None} | parse_options(option)
     _pace(save_every, checkpoint_every)
-    plan = plan_of(find_kind(kind), given)
+    plan, said = plan_of(find_kind(kind), given), find_kind(kind).measured
     if folder is not None:
         check_drafter_folder(folder)
     check_folders(text, begin)
@@ -206,14 +207,14 @@ def run(
     with progress_bar() as show:
         _, curve = train_drafter(
             kind, target, read, plan, place, licence=licence, begin=begin, **_pace(save_every, checkpoint_every),
-            recipe={"data": source}, on_progress=lambda step, of, point: show(step, of, _line(point)),
+            recipe={"data": source}, on_progress=lambda step, of, point: show(step, of, _line(point, said)),
         )  # fmt: skip
     if not together.first:
         return
     kept = _keep(place, "outrider train run") if keep else None
     if folder is None:
         shutil.rmtree(place)
-    _tell(folder, kept, f"{kind}; {_line(curve[-1])}", json, {"kind": kind}, curve)
+    _tell(folder, kept, f"{kind}; {_line(curve[-1], said)}", json, {"kind": kind}, curve)
 
 
 @app.command(name="eval")
@@ -366,5 +367,5 @@ def _pace(save_every: float, checkpoint_every: int | None) -> dict[str, Any]:
     return {"save_every": 0.0, "measure_every": checkpoint_every}
 
 
-def _line(point: Point) -> str:
-    return f"held-out acceptance {point.greedy:.3f} greedy, {point.sampled:.3f} drawn"
+def _line(point: Point, said: tuple[str, str] = ("greedy", "drawn")) -> str:
+    return f"held-out acceptance {point.greedy:.3f} {said[0]}, {point.sampled:.3f} {said[1]}"

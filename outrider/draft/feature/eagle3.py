@@ -92,6 +92,11 @@ class Eagle3Source:
         self.driver, self.width, self.name = driver, min(width, driver.traits.vocab), name
         self.needs = Needs(hidden=driver.traits.layers)
         self._seats: dict[int, Seat] = {}
+        self._newest: dict[int, Tensor] = {}  # states of the nodes that ran last
+
+    def layered(self) -> Eagle3Source:
+        """Itself: whoever stands before it gives it by the same name."""
+        return self
 
     def seat(self, slot: int) -> Seat:
         return self._seats[slot]
@@ -113,6 +118,7 @@ class Eagle3Source:
 
     def end(self, slot: int) -> None:
         self._seats.pop(slot, None)
+        self._newest.pop(slot, None)
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int]) -> list[QRow]:
@@ -149,7 +155,12 @@ class Eagle3Source:
             seat = self._seats[slot]
             assert seat.states is not None
             seat.states = torch.cat([seat.states, states])
+        self._newest = dict(zip(slots, out, strict=True))
         return self._distributions(slots, out)
+
+    def states(self, slots: Sequence[int]) -> list[Tensor]:
+        """[nodes, d] each: those that `extend` made last."""
+        return [self._newest[slot] for slot in slots]
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """The target's features of what was accepted take the place of the layer's guesses, with the next draft."""

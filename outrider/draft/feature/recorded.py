@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from outrider.core.layer_driver import LayerDriver, TreeDriver
 from outrider.core.proposals import Proposals
@@ -19,6 +20,13 @@ from outrider.draft.feature.eagle3 import Eagle3Source
 from outrider.draft.grown import Grown
 
 log = logging.getLogger("outrider")
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A source over one trained layer, or one that stands before it."""
+
+    def layered(self) -> Eagle3Source: ...
 
 
 @dataclass(slots=True)
@@ -50,13 +58,16 @@ class Recorded(Grown):
         return Proposals([made[i] for i in range(len(slots))], levels)
 
     def _at_once(self, slot: int) -> bool:
-        plain = isinstance(self.source, Eagle3Source) and not self._broken  # not one that stands in for it
-        return plain and (self.always or not self.sampled or self._contexts[slot].temperature <= 0)
+        return (
+            isinstance(self.source, Layered)
+            and not self._broken
+            and (self.always or not self.sampled or self._contexts[slot].temperature <= 0)
+        )
 
     def _replay(self, slots: Sequence[int], budgets: Sequence[Budget]) -> list[TokenTree] | None:
         """None where these have to go through source and grower."""
-        source = self.source
-        assert isinstance(source, Eagle3Source)
+        assert isinstance(self.source, Layered)
+        source = self.source.layered()
         trees = [root(int(self._contexts[slot].tokens[-1])) for slot in slots]
         limits = [budget & Budget(budget.nodes, self.depth) for budget in budgets]
         able = [i for i, slot in enumerate(slots) if limits[i] and source.knows(slot)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from outrider.core.protocols import Context, Target
@@ -19,6 +20,7 @@ from outrider.core.records import NO_NEEDS, Chunk, Needs, Piece, StepRecord
 from outrider.core.schedule import run_all
 from outrider.core.tree import QRow, TokenTree, chain, fixed
 
+TOP_STATES = Needs(hidden=(-1,))
 EMPTY = QRow(np.empty(0, dtype=np.int64), np.empty(0))  # nothing to propose
 
 
@@ -39,7 +41,9 @@ class ModelSource:
     width: int = 256  # how many of the likeliest tokens a row keeps
     name: str = "draft-model"
     needs: Needs = field(default_factory=Needs)
+    shows: bool = False  # the hidden states of its passes, to `states`
     _seats: dict[int, _Seat] = field(default_factory=dict)
+    _ran: dict[int, Tensor] = field(default_factory=dict)  # by its slots: last hidden states of the pass before
 
     def begin(self, slot: int, context: Context) -> None:
         self._seats[slot] = _Seat(self.target.acquire(), context)
@@ -102,8 +106,14 @@ class ModelSource:
 
     def _logits(self, pieces: Sequence[Piece]) -> dict[int, Tensor]:
         """One pass of the draft model: its rows, by its slots."""
-        scores = self.target.run(pieces, NO_NEEDS) if pieces else ()
+        scores = self.target.run(pieces, TOP_STATES if self.shows else NO_NEEDS) if pieces else ()
+        self._ran = {p.slot: s.hidden[-1] for p, s in zip(pieces, scores, strict=True)} if self.shows else {}
         return {p.slot: s.logits for p, s in zip(pieces, scores, strict=True) if s.logits is not None}
+
+    def states(self, slots: Sequence[int]) -> list[Tensor]:
+        """[nodes, d] each, where it `shows` them: behind the final norm; none for a slot that did not fit."""
+        nothing = torch.empty(0, 0, device=self.target.device)
+        return [self._ran.get(self._seats[slot].slot, nothing) for slot in slots]
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """Keep what was accepted and already run; the rest waits for the next start."""

@@ -28,6 +28,7 @@ class Allocator(Protocol):
 
     def fork(self, slot: int, length: int) -> int | None: ...  # one that holds the first tokens of another, likewise
     def release(self, slot: int) -> None: ...  # the text may be found until the room is wanted
+    def forget(self) -> None: ...  # finished texts are not found any more; none may be in use
     def append(self, slot: int, tokens: NDArray[np.int64]) -> None: ...  # their rows are in the cache already
     def truncate(self, slot: int, length: int) -> None: ...  # to less than it holds
     def fits(self, reaches: Mapping[int, int]) -> bool: ...  # whether all these slots can have so many rows at once

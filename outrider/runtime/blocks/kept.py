@@ -44,3 +44,8 @@ class KeptTexts:
         self._prefixes.add(tokens[: len(blocks) * self.size], salt, blocks)
         for block in blocks:
             self._pool.drop(block)
+
+    def forget(self) -> None:
+        """Changes state: no text is kept any more."""
+        self._prefixes.evict(len(self._prefixes))
+        self._copies.clear()

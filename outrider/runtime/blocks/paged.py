@@ -71,6 +71,9 @@ class PagedSlots:
         self._free.append(slot)
         self._free.sort()
 
+    def forget(self) -> None:
+        self.prefixes.evict(len(self.prefixes))
+
     def append(self, slot: int, tokens: NDArray[np.int64]) -> None:
         text = self._texts[slot]
         text.tokens.frombytes(tokens.tobytes())

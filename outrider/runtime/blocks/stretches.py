@@ -84,6 +84,10 @@ class StretchSlots:
         self._free.append(slot)
         self._free.sort()
 
+    def forget(self) -> None:
+        if self._kept is not None:
+            self._kept.forget()
+
     def append(self, slot: int, tokens: NDArray[np.int64]) -> None:
         self._texts[slot].tokens.frombytes(tokens.tobytes())
 

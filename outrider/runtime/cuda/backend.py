@@ -100,6 +100,7 @@ class CudaBackend:
         self._shelf = Shelf()
         self._windows: set[int] = set()
         self._width = self.model.get_input_embeddings().weight.shape[1]
+        self._places: list[int] = []  # where its weights lie
         self._ready = False
         self._refuse_what_cannot_be_recorded()
 
@@ -137,6 +138,7 @@ class CudaBackend:
         self._eager.check(target, self_test)
         if self._fuse:
             self._fusion = Fusion(self.model, self._ops, self._probe).active
+        self._places = self._weight_places()  # after those of a group were joined
         self._record_smallest()
         self._compare(target)
         if self._warm_up:
@@ -198,6 +200,24 @@ class CudaBackend:
         steps = [self._step(bucket, needs) for bucket in fitting]
         for step in tracked([step for step in steps if not step.tried], "recording steps"):
             self._record(step)
+
+    def refresh(self, model: Any) -> None:
+        """Recordings read the weights where they lie: where they have stayed in their places nothing is made anew."""
+        self._eager.refresh(model)
+        if self._places == self._weight_places():
+            return
+        self._steps.clear()
+        self._shelf, self._used = Shelf(), 0
+        if self.capture:
+            self._pool = torch.cuda.graph_pool_handle()
+        if self._fuse:
+            self._fusion = Fusion(self.model, self._ops, self._probe).active
+        self._places = self._weight_places()
+        if self._warm_up:
+            self.prepare((), NO_NEEDS)
+
+    def _weight_places(self) -> list[int]:
+        return [weight.data_ptr() for weight in self.model.parameters()]
 
     # The pass
 

@@ -88,6 +88,10 @@ class Adapter:
         self.positions = min(tables.ends, default=None)
         return dict(sorted(recorder.shapes.items())), out.logits.shape[-1]
 
+    def repack(self) -> None:
+        """Changes state: linear layers multiply by copies of the weights that the model has now."""
+        self._linears = PackedLinears(self.model)
+
     def __call__(self, current: Pass, cache: Cache, *, logits: int, hidden: bool) -> Any:
         """Run the pass; logits of at least the first so many rows of each block."""
         options: dict[str, Any] = {}

@@ -29,6 +29,7 @@ from outrider.runtime.recurrent.states import StateStore
 from outrider.runtime.selftest import self_check
 from outrider.runtime.support import TESTED, context_limit, is_quantised, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
+from outrider.runtime.weights import check_same
 
 COPIED = 64  # positions in a copy of finished text; a state is copied at the end of such a stretch, or nowhere
 
@@ -90,6 +91,10 @@ class EagerBackend:
         tested = self.adapter.model_type in TESTED and not states and not is_quantised(self.model)
         if self_test or (self_test is None and not tested):
             self_check(self, target)
+
+    def refresh(self, model: Any) -> None:
+        check_same(model, self.model)
+        self.adapter.repack()
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
         """Nothing is made beforehand."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from outrider.runtime.native.model import (
 from outrider.runtime.selftest import self_check
 from outrider.runtime.support import context_limit, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
+from outrider.runtime.weights import check_same
 
 ROUNDED = 1e-2  # of the largest logit: how far rounding activations may move one at load
 
@@ -103,6 +105,14 @@ class NativeBackend:
             return
         with as_held(self.model, self._weights):
             self_check(self, target, None if self.precision == "float32" else ROUNDED)
+
+    def refresh(self, model: Any) -> None:
+        if self.model is not None:  # else it was never needed: the weights came from a file
+            check_same(model, self.model)
+        made = weights_of(model, BITS[self.precision])
+        if [each.values.shape for each in products(made)] != [each.values.shape for each in products(self._weights)]:
+            raise InputError("the model's weights have other shapes than before; load it again")
+        self.model, self._weights, self.held = model, made, replace(self.held, weights=made)
 
     @contextmanager
     def thresholds_near(self, context: int) -> Iterator[list[str]]:

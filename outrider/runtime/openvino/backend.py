@@ -41,6 +41,7 @@ from outrider.runtime.progress import tracked
 from outrider.runtime.selftest import self_check
 from outrider.runtime.support import TESTED_GRAPHS, context_limit, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
+from outrider.runtime.weights import check_same
 
 log = logging.getLogger("outrider")
 SUMS = 1e-3  # of the largest logit: what float32 sums in another order stay far below
@@ -101,6 +102,16 @@ class OpenVINOBackend:
         if self_test or (self_test is None and self._facts.model_type not in TESTED_GRAPHS):
             self_check(self, target)
         self._least = self._fewest_rows()
+
+    def refresh(self, model: Any) -> None:
+        """A graph holds its weights: it is made, checked and compiled anew."""
+        from outrider.runtime.conversions import openvino_graph
+
+        check_same(model, self.model)
+        self._graph = openvino_graph(model, self.precision, keep=False)
+        self._fixed.close()
+        self._compile(self._hidden)
+        self._version = -1
 
     @contextmanager
     def thresholds_near(self, context: int) -> Iterator[list[str]]:

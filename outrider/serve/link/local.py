@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider import methods
 from outrider.api import Outrider
@@ -33,6 +33,9 @@ from outrider.serve.link.seam import Delta, End, Event, EventStream, Info, Promp
 from outrider.serve.link.stream import JoinedEvents
 from outrider.serve.link.traces import Traces
 from outrider.store import store
+
+if TYPE_CHECKING:
+    from outrider.serve.link.learning import Learning
 
 NEEDLESS = ("nothing", "a prediction")  # what methods may need that any request can ask for
 POLL_S = 0.02
@@ -51,10 +54,12 @@ class LocalLink:
 
     def __init__(
         self, load: Callable[[], Outrider], max_waiting: int | None = None, traces: int = 64,
-        lost: Callable[[], object] | None = None, max_gap_ms: float | None = None,
+        lost: Callable[[], object] | None = None, max_gap_ms: float | None = None, learn: str | None = None,
     ) -> None:  # fmt: skip
+        """`learn`: a folder in which the drafter keeps what it learns from what it serves; None: it does not learn."""
         self._load, self._max_waiting, self._most_traces, self._lost = load, max_waiting, traces, lost
-        self._max_gap_ms = max_gap_ms
+        self._max_gap_ms, self._learn = max_gap_ms, learn
+        self._learning: Learning | None = None
         self._active: dict[str, Active] = {}
         self._traces: Traces | None = None  # without a tokenizer there are no texts to show
         self._counts = Counts()
@@ -74,6 +79,10 @@ class LocalLink:
             made.engine.max_queue = self._max_waiting
         if self._max_gap_ms is not None:
             made.engine.pace.max_gap_s = self._max_gap_ms / 1e3
+        if self._learn is not None:
+            from outrider.serve.link.learning import Learning  # loads what trains: only where it is wanted
+
+            self._learning = await asyncio.to_thread(Learning, made, Path(self._learn))
         self._outrider, self._info = made, describe(made)
         self._recipes = {made.method: made.recipe()}
         costs = self._recipes[made.method].costs
@@ -129,7 +138,8 @@ class LocalLink:
     async def stats(self) -> Mapping[str, Any]:
         engine = self.outrider.engine
         now = {"running": len(engine.running), "waiting": len(engine.queue), "fleet": self._fleet.as_dict()}
-        return {**self._asked, **self._counts.told(), **now}
+        learnt = {} if self._learning is None else self._learning.figures()
+        return {**self._asked, **self._counts.told(), **learnt, **now}
 
     async def slots(self) -> list[Mapping[str, Any]]:
         now = time.perf_counter()
@@ -161,6 +171,11 @@ class LocalLink:
         self._jobs.append(run)
         return await asyncio.wrap_future(future)
 
+    async def recall_learnt(self) -> None:
+        """The drafter goes on from what was kept last, by whichever engine."""
+        if self._learning is not None:
+            await self.between_steps(self._learning.resume)
+
     async def close(self, seconds: float = 0.0) -> None:
         self._closing = True
         if self._outrider is None:
@@ -172,6 +187,8 @@ class LocalLink:
             await asyncio.to_thread(self._outrider.close)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if self._learning is not None:
+            await asyncio.to_thread(self._learning.close)
         self._flush()  # what closing brought
 
     # -- in the event loop

@@ -28,6 +28,10 @@ GAUGES = (
     Single("vllm:num_requests_waiting", "waiting", "Sequences that wait for one."),
     Single("outrider:engine_up", "up", "1 while an engine takes requests; 0 while one is loaded."),
     Single("outrider:spare_engines", "spare", "Engine processes that stand by, loaded."),
+    Single("outrider:learning_failed", "learning_failed", "1 once learning from requests has ended with an error."),
+    Single("outrider:learning_bytes", "learning_bytes", "Bytes of verified text that are kept to learn from."),
+    Single("outrider:learning_acceptance", "learning_acceptance", "Acceptance on unseen text after the last update."),
+    Single("outrider:learning_acceptance_before", "learning_acceptance_before", "The same without that update."),
 )
 COUNTERS = (  # without the ending _total, which the format adds
     Single("vllm:prompt_tokens", "prompt_tokens", "Tokens of prompts."),
@@ -47,9 +51,11 @@ COUNTERS = (  # without the ending _total, which the format adds
     Single("outrider:prompt_rows", "prompt_rows", "Rows of prompts that ran."),
     Single("outrider:saved_tokens", "saved_tokens", "Tokens that became text without a step for them alone."),
     Single("outrider:drafter_failures", "drafter_failures", "Drafters that failed; their sequences went on."),
+    Single("outrider:learnt_rows", "learnt_rows", "Verified tokens that the drafter was shown."),
     Single("outrider:engine_restarts", "restarts", "Engine processes that died and were started again."),
 )
 TOKENS = "outrider:tokens"
+UPDATES, OUTCOMES = "outrider:learning_updates", ("taken", "refused", "rolled_back")
 OFFERED, ACCEPTED = "outrider:candidates_offered", "outrider:candidates_accepted"
 POSITIONS, DRAFTS = "vllm:spec_decode_num_accepted_tokens_per_pos", "vllm:spec_decode_num_drafts"
 CACHE, STEP_SECONDS = "vllm:kv_cache_usage_perc", "outrider:step_seconds"
@@ -101,6 +107,10 @@ def exported(stats: Mapping[str, Any], model: str) -> Iterator[Metric]:
             for depth, count in enumerate(row) if count
         ],
         "drafter", "depth",
+    )  # fmt: skip
+    yield family(
+        CounterMetricFamily, UPDATES, "Updates of a drafter that learns from requests, by what became of them.",
+        [([outcome], float((stats.get("learning_updates") or {}).get(outcome, 0))) for outcome in OUTCOMES], "outcome",
     )  # fmt: skip
     yield _histogram(stats, names, values)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-GAUGES = frozenset(("running", "waiting", "cache_blocks", "cache_blocks_used", "fleet"))  # what is now, not what was
+GAUGES = frozenset((  # what is now, not what was
+    "running", "waiting", "cache_blocks", "cache_blocks_used", "fleet", "learning_failed", "learning_bytes",
+    "learning_acceptance", "learning_acceptance_before",
+))  # fmt: skip
 
 
 def joined(before: Mapping[str, Any], now: Mapping[str, Any], gauges: bool = True) -> dict[str, Any]:

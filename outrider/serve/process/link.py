@@ -40,7 +40,7 @@ class ProcessLink:
     """
 
     def __init__(
-        self, load: Mapping[str, Any], *, limits: Mapping[str, int | None] | None = None, spare: bool = False,
+        self, load: Mapping[str, Any], *, limits: Mapping[str, Any] | None = None, spare: bool = False,
         save_s: float = SAVE_S,
     ) -> None:  # fmt: skip
         self._settings, self._limits = dict(load), dict(limits or {})
@@ -200,7 +200,7 @@ class ProcessLink:
     async def _next_engine(self) -> EngineProcess:
         engine, self._spare = self._spare, None
         if engine is not None and engine.info is not None and not engine.dead:
-            if self._settings.get("memory") is not None:
+            if self._settings.get("memory") is not None or self._limits.get("learn") is not None:
                 with contextlib.suppress(OutriderError):
                     await engine.ask("recall")
             self._spawn(self._make_spare(RELOAD_S))

@@ -107,6 +107,7 @@ class Worker:
         """What drafters learnt until the last save, by whichever engine."""
         if self._keeps:
             await self._link.between_steps(self._link.outrider.recall_memory)
+        await self._link.recall_learnt()
         return self._keeps
 
     async def _save(self) -> bool:

@@ -9,7 +9,7 @@ when drafting: true features up to u - s + 1, then one state of the layer's for 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,17 +243,21 @@ def look(target: LoadedModel, net: FeatureLayer, tokens: Tensor) -> tuple[Tensor
 
 
 def unrolled(
-    net: FeatureLayer, embedded: Tensor, state: Tensor, steps: int, detached: bool = False
+    net: FeatureLayer, embedded: Tensor, state: Tensor, steps: int, detached: bool = False,
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """The layer's output in each step, [B, T, d]: first from the true states, then from its own, one column later.
 
-    `detached`: no gradient flows from a step into those before it.
+    `detached`: no gradient flows from a step into those before it. `read`: of the states that a step goes on from, the
+    embeddings that it reads beside them, where they are not those of the text.
     """
     columns = state.shape[1]
     positions = torch.arange(columns, device=state.device)[None].expand(len(state), -1)
     later: list[tuple[Tensor, Tensor]] = []  # keys and values of later steps, each moved to the column that sees them
     first: tuple[Tensor, Tensor] | None = None
-    for _ in range(steps):
+    for number in range(steps):
+        if read is not None and number:
+            embedded = read(state)
         state = net.enter(embedded, state)
         q, k, v = net.project(embedded, state, positions)
         if first is None:

@@ -1,7 +1,8 @@
 """The kinds of drafters that can be trained: one entry each, and the one way in which all of them are.
 
 A kind is a module of this folder with a plan (its settings, a dataclass on top of `LoopPlan`) and a function that makes
-its learner; it is imported when it is wanted. A finished drafter is used by the method of the same name.
+its learner; it is imported when it is wanted. A finished drafter is used by the method of the same name, an acceptance
+head by those whose chains end where it says so.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Kind:
     module: str  # of outrider.train.kinds
     plan_name: str
     begin_name: str
+    measured: tuple[str, str] = ("greedy", "drawn")  # what a point's two rates of acceptance are
 
     @property
     def plan(self) -> type[LoopPlan]:
@@ -65,6 +67,8 @@ KINDS = {
              "kangaroo", "KangarooPlan", "kangaroo_learner"),
         Kind("draft-model", "some of the target's layers, or a small model from scratch", "draft_model",
              "DraftModelPlan", "draft_model_learner"),
+        Kind("acceptance-head", "says of each token that a drafter drafted how likely it is to be accepted (SpecDec++)",
+             "acceptance_head", "AcceptancePlan", "acceptance_learner", ("actual", "foreseen")),
     )
 }  # fmt: skip
 

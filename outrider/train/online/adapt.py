@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.api import Outrider
 from outrider.core.errors import InputError
@@ -29,32 +31,17 @@ from outrider.core.records import Chunk, Scores, StepRecord
 from outrider.core.tree import QRow, TokenTree
 from outrider.draft.feature.eagle3 import Eagle3Source
 from outrider.draft.grown import Grown
-from outrider.models.drafts import packed, read_card, write_drafter
+from outrider.models.drafts import CARD, packed, read_card, write_drafter
 from outrider.models.kept import find_drafter
 from outrider.models.networks.eagle3 import Eagle3Layer
-from outrider.train.kinds.eagle3 import following, unrolled
-from outrider.train.online.buffer import Batch, Corrections, Stretch, batched, context_rows, joined, verified_rows
+from outrider.models.trained import load_eagle3
+from outrider.train.online.buffer import Corrections, Stretch, context_rows, joined, verified_rows
+from outrider.train.online.student import AdaptPlan as AdaptPlan
+from outrider.train.online.student import Student, check_plan, is_worse, judge
 
 log = logging.getLogger("outrider")
 KIND = "eagle3"
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptPlan:
-    bytes: int = 64 << 20  # of corrections kept
-    every: int = 256  # rows that come in between two updates
-    steps: int = 8  # of the optimizer, an update
-    batch: int = 4  # stretches a step
-    length: int = 96  # rows of a stretch
-    context: int = 32  # of them, rows that are only looked at
-    lr: float = 1e-4
-    unroll: int = 5
-    decay: float = 0.8  # weight of each unrolled step against the one before
-    stood: float = 0.3  # weight of a position whose proposal stood, or that had none; a fallen one has 1
-    top: int = 64  # tokens of a distribution that are kept
-    held_out: float = 0.25  # of the newest stretches, which only judge
-    background: bool = True  # else updates happen when the last running sequence ends
-    seed: int = 0
+UPDATES = 1024  # that are told of: the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +69,9 @@ class Adapting:
         self.inner, self.plan = inner, plan
         self.name, self.needs = inner.name, inner.needs
         self.buffer = Corrections(plan.bytes)
-        self.updates: list[Update] = []
+        self.updates: list[Update] = []  # the newest
+        self.outcomes: Counter[str] = Counter()
+        self.changed: Callable[[], None] = _nothing  # called in the thread when another network is offered
         self.rows = 0  # verified ones seen
         self.taught = 0  # of them, when the last update began
         self._judged = 0  # stretches that were there when the last update began
@@ -93,11 +82,27 @@ class Adapting:
         self._thread: threading.Thread | None = None
         self._noise = torch.Generator().manual_seed(plan.seed)
         self._broken = False
+        self._rests_until = 0.0  # of the clock: updates are to take a share of the time only
 
     @property
     def net(self) -> Eagle3Layer:
         """The network in use."""
         return cast(Eagle3Layer, self.inner.driver.net)
+
+    @property
+    def newest(self) -> Eagle3Layer:
+        """The one in use, or that will be in the next step."""
+        made = self._next
+        return self.net if made is None else cast(Eagle3Layer, made.net)
+
+    def layered(self) -> Eagle3Source:
+        """Changes state: the source itself, for who drafts with it beside this one, with the newest network."""
+        self._swap()
+        return self.inner
+
+    def resume(self, net: Eagle3Layer) -> None:
+        """Changes state: goes on from this network, which was learnt before, with the next step."""
+        self._offer(net, None)
 
     def begin(self, slot: int, context: Context) -> None:
         self._seats[slot] = _Seat(context, [])
@@ -131,7 +136,7 @@ class Adapting:
         self.inner.observe(slots, records)
         for slot, record in zip(slots, records, strict=True):
             self._note_verified(slot, record)
-        if self.plan.background and self._due and self._thread is None:
+        if self.plan.background and self._due and self._thread is None and time.monotonic() >= self._rests_until:
             self._thread = threading.Thread(target=self._update, name="outrider-adapt", daemon=True)
             self._thread.start()
 
@@ -190,6 +195,7 @@ class Adapting:
             self._next = None
 
     def _update(self) -> None:
+        begun = time.monotonic()
         try:
             self.taught, since, self._judged = self.rows, self._judged, self.buffer.added
             with _beside(self.inner.driver.traits.device):
@@ -198,6 +204,8 @@ class Adapting:
             self._broken = True
             log.warning("adapting the drafter failed, it stays as it is: %r", error)
         finally:
+            took = time.monotonic() - begun
+            self._rests_until = begun + took / self.plan.share
             self._thread = None
 
     def _learn(self, fresh: list[Stretch]) -> None:
@@ -228,6 +236,8 @@ class Adapting:
 
     def _note(self, outcome: str, before: Tensor, after: Tensor) -> None:
         self.updates.append(Update(self.rows, outcome, float(before.mean()), float(after.mean())))
+        self.outcomes[outcome] += 1
+        del self.updates[:-UPDATES]
 
     def _offer(self, net: Eagle3Layer, before: Eagle3Layer | None) -> None:
         """For the next step; `before` is what to go back to."""
@@ -235,6 +245,11 @@ class Adapting:
             self._student = None
         self._before = before
         self._next = self.inner.driver.renewed(net)
+        self.changed()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 @contextmanager
@@ -251,115 +266,27 @@ def _beside(device: torch.device) -> Iterator[None]:
     stream.synchronize()
 
 
-class Student:
-    """A copy in float32 with its optimizer."""
-
-    def __init__(self, live: Eagle3Layer, plan: AdaptPlan) -> None:
-        self.plan = plan
-        self.like = next(live.parameters()).dtype
-        self.net = twin(live, torch.float32).requires_grad_(True)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.0)
-
-    def learn(
-        self, embed: Callable[[Tensor], Tensor], newest: Sequence[Stretch], older: Sequence[Stretch],
-        noise: torch.Generator,
-    ) -> Eagle3Layer:  # fmt: skip
-        """A few steps, each half on what came last and half on anything kept; a frozen copy of what came out."""
-        for _ in range(self.plan.steps):
-            chosen = [_pick(newest if i % 2 == 0 else older, noise) for i in range(self.plan.batch)]
-            self.optimizer.zero_grad(set_to_none=True)
-            loss(self.net, embed, batched(chosen), self.plan).backward()
-            nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-            self.optimizer.step()
-        return twin(self.net, self.like)
-
-
-def twin(net: Eagle3Layer, dtype: torch.dtype) -> Eagle3Layer:
-    """A frozen copy of the weights alone: the original may be in use by another thread at this moment."""
-    made = type(net)(net.shape, net.ids).to(net.ids.device)
-    made.load_state_dict({name: weight.detach() for name, weight in net.state_dict().items()})
-    return made.to(dtype).requires_grad_(False)
-
-
-def _pick(stretches: Sequence[Stretch], noise: torch.Generator) -> Stretch:
-    return stretches[int(torch.randint(len(stretches), (), generator=noise))]
-
-
-def steps_of(net: Eagle3Layer, embed: Callable[[Tensor], Tensor], batch: Batch, steps: int) -> Iterator[Tensor]:
-    """Log chances over the draft vocabulary after each column, step by step: [B, n, vocabulary]."""
-    like = next(net.parameters()).dtype
-    with torch.no_grad():
-        embedded = embed(following(batch.tokens)).to(like)
-    for after in unrolled(net, embedded, net.fuse(batch.features.to(like)), steps):
-        yield net.logits(after).float().log_softmax(-1)
-
-
-def counting(batch: Batch, step: int) -> Tensor:
-    """[B, n]: column u says what row u + 1 said; the last says nothing, nor one whose chain began before the text."""
-    weights = following(batch.weights).clone()
-    weights[:, -1] = 0.0
-    weights[:, :step] = 0.0
-    return weights
-
-
-def loss(net: Eagle3Layer, embed: Callable[[Tensor], Tensor], batch: Batch, plan: AdaptPlan) -> Tensor:
-    """Forward KL to the target's distribution over the tokens kept and all others as one, a weighted position."""
-    p, places = following(batch.probs), following(batch.places)
-    rest = (1 - p.sum(-1)).clamp(min=1e-6)
-    total, share = torch.zeros((), device=p.device), 0.0
-    for step, log_q in enumerate(steps_of(net, embed, batch, plan.unroll)):
-        log_kept = log_q.gather(-1, places)
-        log_rest = (1 - log_kept.exp().sum(-1)).clamp(min=1e-6).log()
-        far = (p * (p.clamp(min=1e-9).log() - log_kept)).sum(-1) + rest * (rest.log() - log_rest)
-        weights = counting(batch, step)
-        total = total + plan.decay**step * (far * weights).sum() / weights.sum().clamp(min=1e-6)
-        share += plan.decay**step
-    return total / share
-
-
-@torch.no_grad()
-def judge(
-    net: Eagle3Layer, embed: Callable[[Tensor], Tensor], stretches: Sequence[Stretch], plan: AdaptPlan
-) -> Tensor:  # fmt: skip
-    """The chance that a drawn token is accepted, at every position of this text and in every unrolled step."""
-    found = []
-    for first in range(0, len(stretches), plan.batch):
-        batch = batched(stretches[first : first + plan.batch])
-        p, places = following(batch.probs), following(batch.places)
-        for step, log_q in enumerate(steps_of(net, embed, batch, plan.unroll)):
-            drawn = torch.minimum(p, log_q.gather(-1, places).exp()).sum(-1)
-            found.append(drawn[counting(batch, step) > 0])
-    return torch.cat(found).double().cpu()
-
-
-def is_worse(after: Tensor, before: Tensor) -> bool:
-    """By more than the error of the mean, position by position: less may be chance, and would stop all progress."""
-    change = after - before
-    return float(change.mean()) < -float(change.std()) / max(len(change), 1) ** 0.5
-
-
 @contextmanager
 def adapt(engine: Outrider, plan: AdaptPlan | None = None, method: str = KIND) -> Iterator[Adaptation]:
     """While this lasts, requests that use `method` teach its drafter. What was learnt stays in use afterwards."""
-    plan = plan or AdaptPlan()
-    _check(plan)
-    drafter: Any = engine.recipe(method).drafter
-    source = drafter.source if isinstance(drafter, Grown) else None
-    if not (isinstance(source, Eagle3Source) and isinstance(source.driver.net, Eagle3Layer)):
-        raise InputError(f"method {method} has no EAGLE-3 head that could learn; adapt eagle3 with a drafter for it")
-    drafter.source = learning = Adapting(source, plan)
+    learning = begin(engine, plan, method)
     try:
-        yield Adaptation(engine, learning, engine.recipe(method).options)
+        yield learning
     finally:
         learning.close()
-        drafter.source = source
 
 
-def _check(plan: AdaptPlan) -> None:
-    if min(plan.bytes, plan.every, plan.steps, plan.batch, plan.unroll, plan.top) < 1:
-        raise InputError("bytes, every, steps, batch, unroll and top of an adaptation must be above zero")
-    if not (0 < plan.context < plan.length and 0 < plan.held_out < 1 and plan.lr >= 0):
-        raise InputError("an adaptation wants 0 < context < length, 0 < held_out < 1 and a learning rate of 0 or more")
+def begin(engine: Outrider, plan: AdaptPlan | None = None, method: str = KIND) -> Adaptation:
+    """The same until it is closed."""
+    plan = plan or AdaptPlan()
+    check_plan(plan)
+    recipe = engine.recipe(method)
+    for drafter in (recipe.drafter, *getattr(recipe.drafter, "drafters", ())):
+        source = drafter.source if isinstance(drafter, Grown) else None
+        if isinstance(source, Eagle3Source) and isinstance(source.driver.net, Eagle3Layer):
+            drafter.source = learning = cast(Any, Adapting(source, plan))
+            return Adaptation(engine, learning, recipe.options, drafter)
+    raise InputError(f"method {method} has no EAGLE-3 head that could learn; adapt eagle3 with a drafter for it")
 
 
 @dataclass(slots=True)
@@ -369,13 +296,35 @@ class Adaptation:
     engine: Outrider
     source: Adapting
     options: Any
+    drafter: Grown  # whose source it stands before
 
     @property
     def updates(self) -> list[Update]:
         return self.source.updates
 
+    @property
+    def failed(self) -> bool:
+        """Whether an update has failed, after which nothing more is learnt."""
+        return self.source._broken
+
+    def close(self) -> None:
+        """Ends the thread after the update it is at; what was learnt stays in use."""
+        self.source.close()
+        self.drafter.source = self.source.inner
+
+    def resume(self, folder: str | Path) -> bool:
+        """Go on from what `save` left in a folder, with the next step; False where nothing is there yet."""
+        place = Path(folder)
+        if not (place / CARD).is_file():
+            return False
+        net = load_eagle3(place, self.engine.loaded)
+        if net.shape != self.source.net.shape or not torch.equal(net.ids, self.source.net.ids):
+            raise InputError(f"{place} holds another drafter than the one that learns; choose another folder")
+        self.source.resume(net)
+        return True
+
     def save(self, folder: str | Path) -> Path:
-        """The network in use as a drafter's folder; its card says what it was adapted from."""
+        """The newest network as a drafter's folder; its card says what it was adapted from."""
         place, loaded = Path(folder), self.engine.loaded
         named = getattr(self.options, "drafter", "")
         origin = find_drafter(loaded, KIND, named)
@@ -386,7 +335,7 @@ class Adaptation:
         taken = [asdict(update) for update in self.updates]
         learnt = {"plan": asdict(self.source.plan), "rows": self.source.rows, "updates": taken}
         recipe = {**card.recipe, "adapted": learnt}
-        net = self.source.net
+        net = self.source.newest
         card = replace(card, layers=net.shape.layers, shape=net.shape.as_dict(), origin="", date="")
         write_drafter(place, packed(net.tensors(), False), replace(card, recipe=recipe, acceptance={}))
         return place

@@ -50,6 +50,7 @@ class Scripted:
 
     def __init__(self, events: Sequence[Event] = (), error: Exception | None = None) -> None:
         self.events, self.error, self.counts = events, error, counted()
+        self.more: dict[str, Any] = {}
 
     async def start(self) -> None: ...
 
@@ -65,7 +66,14 @@ class Scripted:
         return stream()
 
     async def stats(self) -> Mapping[str, Any]:
-        return {**self.counts.told(), "running": 2, "waiting": 1, "cache_blocks": 8, "cache_blocks_used": 2}
+        return {
+            **self.counts.told(),
+            "running": 2,
+            "waiting": 1,
+            "cache_blocks": 8,
+            "cache_blocks_used": 2,
+            **self.more,
+        }
 
 
 def figures(link: Scripted, asked: int = 1) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -118,6 +126,15 @@ def test_an_engines_counts_leave_as_they_are() -> None:
     assert told["outrider:candidates_offered_total", (("depth", "2"), ("method", "mix"))] == 2
     assert told["outrider:candidates_accepted_total", (("depth", "2"), ("method", "mix"))] == 1
     assert told["vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", "0"),)] == 2
+
+
+def test_what_a_drafter_learns_from_requests_is_told() -> None:
+    scripted = Scripted(EVENTS)
+    scripted.more = {"learnt_rows": 512, "learning_acceptance": 0.5, "learning_updates": {"taken": 2, "rolled_back": 1}}
+    told = figures(scripted)
+    assert told["outrider:learnt_rows_total", ()] == 512 and told["outrider:learning_acceptance", ()] == 0.5
+    assert told["outrider:learning_updates_total", (("outcome", "taken"),)] == 2
+    assert told["outrider:learning_updates_total", (("outcome", "rolled_back"),)] == 1
 
 
 def test_what_a_resumed_text_had_before_is_not_counted_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from outrider.models.drafts import DraftCard, packed, read_card, write_drafter
 from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 from outrider.models.trained import load_eagle3
 from outrider.train.losses import LOSSES
-from outrider.train.online import adapt as online
-from outrider.train.online.adapt import Adaptation, AdaptPlan, adapt, counting, is_worse, judge, loss, steps_of
+from outrider.train.online import student
+from outrider.train.online.adapt import Adaptation, AdaptPlan, adapt, begin
 from outrider.train.online.buffer import Corrections, Stretch, batched, context_rows, joined, verified_rows
+from outrider.train.online.student import counting, is_worse, judge, loss, steps_of
 from tests.train.conftest import make_target
 
 LAYERS = (1, 2, 3)
@@ -118,7 +120,7 @@ def test_a_poisoned_update_is_rolled_back(target, drafter) -> None:
     with adapt(engine := engine_of(target, drafter), PLAN) as learner:
         stream(engine, 12)
         good = learner.source.net
-        bad = online.twin(good, torch.float32)
+        bad = student.twin(good, torch.float32)
         bad.lm_head.weight.copy_(bad.lm_head.weight.roll(7, 0))  # says another token, and is sure of it
         learner.source._offer(bad, good)
         poisoned = stream(engine, 3, first=12)
@@ -131,14 +133,14 @@ def test_a_poisoned_update_is_rolled_back(target, drafter) -> None:
 
 def test_an_update_that_does_not_help_unseen_text_is_refused(target, drafter, monkeypatch) -> None:
     def worse(self, embed, newest, older, noise):
-        made = online.twin(self.net, torch.float32)
+        made = student.twin(self.net, torch.float32)
         made.lm_head.weight.copy_(made.lm_head.weight.roll(7, 0))
         return made
 
     with adapt(engine := engine_of(target, drafter), PLAN) as learner:
         stream(engine, 20)
         live = learner.source.net
-        monkeypatch.setattr(online.Student, "learn", worse)
+        monkeypatch.setattr(student.Student, "learn", worse)
         seen = len(learner.updates)
         stream(engine, 8, first=20)
         assert {update.outcome for update in learner.updates[seen:]} <= {"refused", "rolled back"}
@@ -146,7 +148,7 @@ def test_an_update_that_does_not_help_unseen_text_is_refused(target, drafter, mo
 
 
 def test_a_failing_update_leaves_the_drafter_and_the_text_alone(target, drafter, plain, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(online, "loss", lambda *_: 1 / 0)
+    monkeypatch.setattr(student, "loss", lambda *_: 1 / 0)
     with adapt(engine := engine_of(target, drafter), PLAN) as learner:
         results = stream(engine, 8)
         assert learner.updates == [] and "adapting the drafter failed" in caplog.text
@@ -275,3 +277,40 @@ def test_the_surface_names_what_it_holds(target, drafter) -> None:
         engine_of(target, drafter), AdaptPlan(context=200)
     ):  # fmt: skip
         pass
+
+
+def test_updates_take_their_share_of_the_time_and_no_more(target, drafter, monkeypatch) -> None:
+    """Two updates of which each takes ten seconds, at a fifth of the time: forty seconds lie between them."""
+    now = [0.0]
+    monkeypatch.setattr("outrider.train.online.adapt.time.monotonic", lambda: now[0])
+    begun: list[float] = []
+
+    def learn(self, fresh) -> None:
+        begun.append(now[0])
+        now[0] += 10.0
+
+    monkeypatch.setattr("outrider.train.online.adapt.Adapting._learn", learn)
+    with adapt(engine := engine_of(target, drafter), replace(PLAN, background=True, share=0.2, every=20)) as learner:
+        for first in range(30):
+            stream(engine, 1, first=first)
+            if (thread := learner.source._thread) is not None:
+                thread.join()
+            now[0] += 5.0
+    assert len(begun) > 2 and min(b - a for a, b in pairwise(begun)) >= 50.0
+
+
+def test_a_mixture_learns_by_its_head_and_goes_on_from_what_was_kept(target, drafter, frozen, tmp_path) -> None:
+    options = {"drafter": str(drafter), "parts": "suffix,eagle3", "budget": 6, "size": "budget"}
+    engine = Outrider(target, "mix", options, strict=True)
+    learner = begin(engine, PLAN, "mix")
+    assert not learner.resume(tmp_path / "learnt")
+    kept: list[Path] = []
+    learner.source.changed = lambda: kept.append(learner.save(tmp_path / "learnt"))
+    stream(engine, 12)
+    learner.close()
+    assert kept and learner.source.outcomes["taken"] and learner.drafter.source is learner.source.inner
+    again = engine_of(target, drafter)
+    learner = begin(again, replace(PLAN, lr=0.0))
+    assert learner.resume(tmp_path / "learnt")
+    assert accepted(stream(again, 8)) > accepted(frozen[:8])
+    learner.close()
