@@ -37,7 +37,7 @@ COPIES = 1 << 16  # most of them: what holds more is a toy, of whose cache the b
 class EagerBackend:
     max_rows = prompt_rows = None
     block_size, reserves = 1, True
-    traits = Traits("eager", mixes=True)
+    traits = Traits("eager", mixes=True, side_rows=True)
     cache: SlotCache | HybridSlots
 
     def __init__(self, model: Any) -> None:
@@ -47,7 +47,7 @@ class EagerBackend:
         self.device, self.vocab_size = self.adapter.device, self.adapter.vocab_size
         self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes.values())
         if self.adapter.mixers is not None:
-            self.traits = replace(self.traits, mixes=False)
+            self.traits = replace(self.traits, mixes=False, side_rows=False)  # states follow paths of candidates
 
     def slot_bytes(self, rows: int) -> int:
         states = self.adapter.states
