@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from outrider.core.rows.side import SideRows, chains
 from outrider.core.tree import chain, fixed, root
 from outrider.runtime import flight
 from outrider.runtime.slots import SlotTarget
-from outrider.runtime.targets import eager_target, native_target
+from outrider.runtime.targets import cuda_target, eager_target, native_target
 from tests.runtime.running import run_text
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 TREE = fixed(np.array([8, 9, 7, 9, 3]), np.array([-1, 0, 0, 1, 2]))
 NEEDS = Needs(logits=True, hidden=(1, -1))
-MAKERS: dict[str, Callable[..., SlotTarget]] = {"eager": eager_target, "native": native_target}
+MAKERS: dict[str, Callable[..., SlotTarget]] = {
+    "eager": eager_target, "native": native_target, "graphs": partial(cuda_target, warm_up=False),
+}  # fmt: skip
 
 
 @pytest.fixture(params=list(MAKERS))
