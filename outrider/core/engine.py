@@ -23,7 +23,6 @@ from outrider.core.records import Budget, Load, Piece, StepRecord, StepTiming
 from outrider.core.rows.judge import judge
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Handle, Listener, StepReport, Terms, Watcher
-from outrider.core.schedule.beside import side_rows
 from outrider.core.schedule.checks import check_prompt, check_tree
 from outrider.core.schedule.gate import Gate
 from outrider.core.schedule.groups import Group, by_recipe, needs_of
@@ -32,6 +31,7 @@ from outrider.core.schedule.outbox import Outbox
 from outrider.core.schedule.pace import Pace
 from outrider.core.schedule.passes import run_pass
 from outrider.core.schedule.roster import Roster
+from outrider.core.schedule.side import asked_rows
 from outrider.core.schedule.waiting import Waiting
 from outrider.core.sequence import Decode, NoiseMaker, Running, StopCheck
 from outrider.core.together import acting_late, split, with_form
@@ -360,7 +360,7 @@ class Engine:
             for s, budget, tree in zip(willing, limits, trees, strict=True):
                 check_tree(tree, s.pending, budget, self.target.vocab_size, recipe.drafter.name)
             by_slot = dict(zip(slots, trees, strict=True))
-            group.sides = side_rows(recipe.drafter, by_slot, self.target)
+            group.sides = asked_rows(recipe.drafter, by_slot, self.target)
             return by_slot
         except Exception as error:  # a drafter may fail, the sequence may not
             for s in willing:

@@ -190,14 +190,14 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class Beside(Protocol):
+class HasSideRows(Protocol):
     """A drafter with rows of its own beside the candidates. Optional: looked for in the recipe's drafter.
 
     It is asked once the trees of a step are settled, and finds its rows' scores in `Scores.side` of the record; they
     are None where a pass had no room for the rows.
     """
 
-    def beside(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> Sequence[SideRows | None]: ...
+    def side_rows(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> Sequence[SideRows | None]: ...
 
 
 @dataclass(frozen=True, slots=True)

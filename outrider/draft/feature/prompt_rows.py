@@ -66,7 +66,7 @@ class PromptDrafter:
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         return Proposals([self._tree(self._seats[slot], budget) for slot, budget in zip(slots, budgets, strict=True)])
 
-    def beside(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> list[SideRows | None]:
+    def side_rows(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> list[SideRows | None]:
         """Prompts behind the nodes that were meant to have them, as far as these are in the tree that runs."""
         found = []
         for slot, tree in zip(slots, trees, strict=True):

@@ -53,7 +53,7 @@ class Guesses:
             trees.append(from_paths(int(self.contexts[slot].tokens[-1]), paths))
         return Proposals(trees, 1)
 
-    def beside(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> Sequence[SideRows | None]:
+    def side_rows(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> Sequence[SideRows | None]:
         torch.manual_seed(len(trees))
         return [chains(range(len(tree)), [min(self.most, 2)] * len(tree), torch.randn(2, 32)) for tree in trees]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.core.protocols import Beside, Drafter, Target
+from outrider.core.protocols import Drafter, HasSideRows, Target
 from outrider.core.rows.side import SideRows
 from outrider.core.tree import TokenTree
 
 
-def side_rows(drafter: Drafter, trees: Mapping[int, TokenTree], target: Target) -> dict[int, SideRows]:
+def asked_rows(drafter: Drafter, trees: Mapping[int, TokenTree], target: Target) -> dict[int, SideRows]:
     """By slot. Rows that do not fit beside their tree are left out, all of a slot or none."""
-    if not isinstance(drafter, Beside):
+    if not isinstance(drafter, HasSideRows):
         return {}
-    asked = zip(trees.items(), drafter.beside(list(trees), list(trees.values())), strict=True)
+    asked = zip(trees.items(), drafter.side_rows(list(trees), list(trees.values())), strict=True)
     return {
         slot: rows
         for (slot, tree), rows in asked
