@@ -140,13 +140,13 @@ def draft_source(parts: Parts, named: str, layers: int, width: int) -> Source:
     from outrider.methods.cross import cross_source
     from outrider.models import LoadedModel
 
-    draft = _draft(parts, named, layers)
+    draft = draft_model(parts, named, layers)
     if isinstance(draft, LoadedModel):
         return cross_source(parts, draft, width)
     return ModelSource(parts.runtime(draft), width)
 
 
-def _draft(parts: Parts, named: str, layers: int) -> Any:
+def draft_model(parts: Parts, named: str, layers: int) -> Any:
     """The draft model, made once for all methods of one target; with its tokenizer where that is another one."""
     key = (named, layers)
     if key not in parts.drafts:

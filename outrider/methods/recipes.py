@@ -14,6 +14,7 @@ from outrider.methods import (
     mixed,
     prompt_rows,
     retrieval,
+    superposed,
     tables,
     trained,
 )
@@ -21,5 +22,5 @@ from outrider.methods import (
 RECIPES = (
     *basic.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES, *fixed_point.RECIPES,
     *mixed.RECIPES, *retrieval.RECIPES, *tables.RECIPES,
-    *trained.RECIPES, *prompt_rows.RECIPES,
+    *trained.RECIPES, *prompt_rows.RECIPES, *superposed.RECIPES,
 )  # fmt: skip
