@@ -19,8 +19,8 @@ from outrider.cli.shell import FORCE, Shell, fit_help, prepare
 # A new command: its file, and its name here.
 USE, MEASURE, MAKE, KEEP = "Use a model", "Measure and prove", "Train, index and export", "This machine"
 COMMANDS = {
-    "generate": USE, "chat": USE, "batch": USE, "explain": USE, "demo": USE, "compare": MEASURE, "bound": MEASURE,
-    "check": MEASURE, "methods": USE, "doctor": KEEP, "export": MAKE, "serve": USE,
+    "generate": USE, "chat": USE, "batch": USE, "suggest": USE, "explain": USE, "demo": USE, "compare": MEASURE,
+    "bound": MEASURE, "check": MEASURE, "methods": USE, "doctor": KEEP, "export": MAKE, "serve": USE,
 }  # fmt: skip
 GROUPS = {"train": (".train.commands", MAKE), "drafters": (".drafters", MAKE), "bench": (".bench", MEASURE),
           "index": (".index", MAKE), "cache": (".keep.cache", KEEP)}  # fmt: skip

@@ -31,6 +31,7 @@ from outrider.core.schedule.outbox import Outbox
 from outrider.core.schedule.pace import Pace
 from outrider.core.schedule.passes import run_pass
 from outrider.core.schedule.roster import Roster
+from outrider.core.schedule.side import asked_rows
 from outrider.core.schedule.waiting import Waiting
 from outrider.core.sequence import Decode, NoiseMaker, Running, StopCheck
 from outrider.core.together import acting_late, split, with_form
@@ -256,11 +257,14 @@ class Engine:
         groups, context = by_recipe(batch), sum(self.target.length(s.slot) for s in batch)
         trees = self._draft(batch, groups, context)
         texts = {one.s.slot: len(one.piece.tokens) for one in stretches}
-        if not self.target.fits({slot: len(tree) for slot, tree in trees.items()} | texts):
-            trees = {s.slot: root(s.pending) for s in batch}
+        sides = {slot: rows for group in groups for slot, rows in group.sides.items()}
+        of_trees = [Piece(s.slot, tree=trees[s.slot], side=sides.get(s.slot)) for s in batch]
+        if not self.target.fits({piece.slot: piece.rows for piece in of_trees} | texts):
+            of_trees = [Piece(s.slot, tree=root(s.pending)) for s in batch]
         drafted = clock()
-        pieces = [*(Piece(s.slot, tree=trees[s.slot]) for s in batch), *(one.piece for one in stretches)]
-        ran = run_pass(self.target, pieces, needs_of([*batch, *(one.s for one in stretches)]))
+        pieces = [*of_trees, *(one.piece for one in stretches)]
+        needs = needs_of([*batch, *(one.s for one in stretches)], sided=bool(sides))
+        ran = run_pass(self.target, pieces, needs)
         self.outbox.empty()  # if that was not done while the pass ran
         verified = clock()
         prompt_rows = sum(texts.values())
@@ -285,8 +289,8 @@ class Engine:
         observed = clock()
         timing = StepTiming(
             draft=(drafted - begun) + (observed - judged), verify=verified - drafted - of_prompts,
-            rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(trees),
-            context=context, prompt_rows=prompt_rows,
+            rest=judged - verified + self._tail, rows=sum(ran.pieces[slot].rows for slot in trees),
+            batch=len(trees), context=context, prompt_rows=prompt_rows,
         )  # fmt: skip
         self.pace.learn(prompt_rows, True, verified - drafted, timing.total)
         roster.have_run(stretches, ran)
@@ -355,7 +359,9 @@ class Engine:
             trees = recipe.controller.size(slots, proposals, limits, load, self.clock() - begun)
             for s, budget, tree in zip(willing, limits, trees, strict=True):
                 check_tree(tree, s.pending, budget, self.target.vocab_size, recipe.drafter.name)
-            return dict(zip(slots, trees, strict=True))
+            by_slot = dict(zip(slots, trees, strict=True))
+            group.sides = asked_rows(recipe.drafter, by_slot, self.target)
+            return by_slot
         except Exception as error:  # a drafter may fail, the sequence may not
             for s in willing:
                 self.guard.fail(s, error)

@@ -31,6 +31,7 @@ from outrider.core.records import (
     Traits,
     Verdict,
 )
+from outrider.core.rows.side import SideRows
 from outrider.core.tree import Law, QRow, TokenTree
 
 
@@ -210,6 +211,17 @@ class Drafter(Protocol):
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals: ...
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None: ...
     def end(self, slot: int) -> None: ...
+
+
+@runtime_checkable
+class HasSideRows(Protocol):
+    """A drafter with rows of its own beside the candidates. Optional: looked for in the recipe's drafter.
+
+    It is asked once the trees of a step are settled, and finds its rows' scores in `Scores.side` of the record; they
+    are None where a pass had no room for the rows.
+    """
+
+    def side_rows(self, slots: Sequence[int], trees: Sequence[TokenTree]) -> Sequence[SideRows | None]: ...
 
 
 @dataclass(frozen=True, slots=True)

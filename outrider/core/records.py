@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.rows.side import SideRows
 from outrider.core.tree import TokenTree
 
 
@@ -56,6 +57,7 @@ class Scores:
     likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
     top: TopRows | None = None  # at least as many as were asked for, or None
     among: tuple[Tensor, int] | None = None  # all rows of the pass, [rows, V], and where `logits` begin in them
+    side: Scores | None = None  # of the side rows, where the pass had any
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class Piece:
     tokens: Sequence[int] = ()  # text: goes behind what the slot holds, and stays
     tree: TokenTree | None = None  # candidates: of these only what `commit` keeps stays
     done: int = 0  # leading nodes of the tree that ran since the last commit; rows cover the rest
+    side: SideRows | None = None  # behind nodes of the tree, and after them in the order of rows; never kept
+
+    @property
+    def rows(self) -> int:
+        """Of its slot in flight."""
+        if self.tree is None:
+            return len(self.tokens)
+        return len(self.tree) + (len(self.side) if self.side is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +184,7 @@ class Traits:
     active_experts: Callable[[], float] | None = None  # of these the last pass has touched so many; None: not counted
     same_bits: bool = False  # a row's result is the same to the last bit whatever else runs in the pass
     mixes: bool = False  # text and trees may share a pass
+    side_rows: bool = False  # vectors of drafters may stand behind nodes of trees
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together
     pick: RowPicker | None = None  # in less time than torch's operations take; None: by those
     meanwhile: Callable[[Callable[[], None]], None] | None = None  # takes work that it does while the next pass runs

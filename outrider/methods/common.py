@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outrider.core.errors import InputError
-from outrider.core.protocols import Controller, Verifier
+from outrider.core.protocols import Controller, Target, Verifier
 from outrider.core.records import Budget
 from outrider.methods import Parts, option
 from outrider.runtime.progress import told_if_compiling as told_if_compiling
@@ -17,6 +17,7 @@ from outrider.runtime.progress import told_if_slow as told_if_slow
 if TYPE_CHECKING:
     from outrider.control.cost import CostCurve
     from outrider.control.cost_model import CostModel
+    from outrider.models import LoadedModel
 
 log = logging.getLogger("outrider")
 VerifierName = Literal[
@@ -94,6 +95,14 @@ def controller(name: str, nodes: int, depth: int | None = None) -> Controller:
 def wide_steps(parts: Parts) -> bool:
     """Whether many rows cost little more than one, so that large trees are the better default: on a GPU."""
     return parts.target.device.type == "cuda"
+
+
+def embedding(target: Target, loaded: LoadedModel) -> Callable[[Any], Any]:
+    """The target's: the runtime's where the model is not in memory, and need not be for this."""
+    held = getattr(getattr(target, "backend", None), "embed", None)
+    if held is None or loaded.in_memory:
+        return cast("Callable[[Any], Any]", loaded.model.get_input_embeddings())
+    return cast("Callable[[Any], Any]", held)
 
 
 def cost_curve(parts: Parts) -> CostCurve:

@@ -140,7 +140,7 @@ def draft_source(parts: Parts, named: str, layers: int, width: int) -> Source:
     from outrider.methods.cross import cross_source
     from outrider.models import LoadedModel
 
-    draft = _draft(parts, named, layers)
+    draft = draft_model(parts, named, layers)
     if isinstance(draft, LoadedModel):
         return cross_source(parts, draft, width)
     return ModelSource(parts.runtime(draft), width)
@@ -150,13 +150,13 @@ def same_vocabulary_draft(parts: Parts, named: str) -> Any:
     """A draft model that says the target's own tokens; another is refused."""
     from outrider.models import LoadedModel
 
-    draft = _draft(parts, named, 0)
+    draft = draft_model(parts, named, 0)
     if isinstance(draft, LoadedModel):
         raise InputError(f"draft {named} has another vocabulary than the target; this method needs the same one")
     return draft
 
 
-def _draft(parts: Parts, named: str, layers: int) -> Any:
+def draft_model(parts: Parts, named: str, layers: int) -> Any:
     """The draft model, made once for all methods of one target; with its tokenizer where that is another one."""
     key = (named, layers)
     if key not in parts.drafts:

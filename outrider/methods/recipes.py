@@ -12,14 +12,16 @@ from outrider.methods import (
     early_exit,
     fixed_point,
     mixed,
+    prompt_rows,
     retrieval,
     stopping,
+    superposed,
     tables,
     trained,
 )
 
 RECIPES = (
     *basic.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES, *fixed_point.RECIPES,
-    *mixed.RECIPES, *retrieval.RECIPES, *stopping.RECIPES,
+    *mixed.RECIPES, *prompt_rows.RECIPES, *retrieval.RECIPES, *stopping.RECIPES, *superposed.RECIPES,
     *tables.RECIPES, *trained.RECIPES,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.core.errors import InputError
 from outrider.core.protocols import Grower, Recipe, Source
@@ -25,6 +25,7 @@ from outrider.methods.common import (
     check_drafter,
     controller,
     cost_curve,
+    embedding,
     told_if_compiling,
     verifier,
     wide_steps,
@@ -146,7 +147,7 @@ def _drafter(
 
     sampled, beside = options.verifier != "invariant", parts.target.traits.other_threads
     if family.heads is not None:
-        embed = _embedding(parts)
+        embed = embedding(parts.target, parts.loaded)
         source = family.heads()(net, embed, width=options.width, active=eight_bits(net).active)  # type: ignore[call-arg]
         return Grown(source, grower, sampled, beside=beside)
     drivers = _drivers(parts, family.name, options.drafter, net)
@@ -175,19 +176,11 @@ def _drivers(parts: Parts, kind: str, named: str, net: Any) -> Drivers:
 
     key = ("drivers", kind, named)
     if key not in parts.drafts or parts.drafts[key].net is not net:
-        embed = _embedding(parts)
+        embed = embedding(parts.target, parts.loaded)
         with told_if_compiling("the drafter"):
             driver = layer_driver(net, embed, beside=parts.target.traits.other_threads)
         parts.drafts[key] = Drivers(net, driver)
     return parts.drafts[key]
-
-
-def _embedding(parts: Parts) -> Callable[[Any], Any]:
-    """The target's: the runtime's where the model is not in memory, and need not be for this."""
-    held = getattr(getattr(parts.target, "backend", None), "embed", None)
-    if held is None or parts.loaded.in_memory:
-        return cast("Callable[[Any], Any]", parts.loaded.model.get_input_embeddings())
-    return cast("Callable[[Any], Any]", held)
 
 
 def _grower(parts: Parts, options: TrainedOptions, depth: int) -> Grower:

@@ -22,6 +22,7 @@ from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 from outrider.models.networks.fspad import FspadLayer, FspadShape
 from outrider.models.networks.heads import HeadsShape, HydraHeads, MedusaHeads
 from outrider.models.networks.kangaroo import filled_kangaroo
+from outrider.models.networks.prompt_rows import PromptRows, PromptShape
 
 KANGAROO = "kangaroo"
 ACCEPTANCE = "acceptance-head"  # judges another drafter
@@ -100,6 +101,7 @@ NETWORKS: dict[str, Make] = {
     "fspad": partial(_headed, FspadLayer, FspadShape),
     "medusa": partial(_headed, MedusaHeads, HeadsShape),
     "hydra": partial(_headed, HydraHeads, HeadsShape),
+    "ppd": partial(_whole, PromptRows, PromptShape),
     KANGAROO: _kangaroo,
     ACCEPTANCE: _acceptance,
 }

@@ -42,9 +42,13 @@ class Pass:
         self._folded: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._places: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._key_positions: Tensor | None = None
+        self.vectors: list[tuple[int, int, Tensor]] = []  # block, first row, what it and those behind it read
         inputs = np.empty((2, self.batch, self.rows), dtype=np.int64)
         for i, b in enumerate(blocks):
             inputs[0, i, : b.rows], inputs[0, i, b.rows :] = b.tokens[b.done :], b.tokens[0]
+            if (vectors := b.vectors) is not None:
+                inputs[0, i, b.rows - len(vectors) : b.rows] = b.tokens[0]  # any token: its embedding is not read
+                self.vectors.append((i, b.rows - len(vectors), vectors))
             inputs[1, i, : b.rows], inputs[1, i, b.rows :] = b.length + b.depths[b.done :], b.length
         self.last_position = int(inputs[1].max())
         self.input_ids, self.positions = torch.from_numpy(inputs).to(device, non_blocking=True)  # [B, R] each

@@ -20,7 +20,7 @@ from outrider.core.errors import InputError, OutriderError
 from outrider.core.records import NO_NEEDS, Needs, Piece, Scores, Traits
 from outrider.runtime.backend import Backend, Bounds
 from outrider.runtime.blocks.texts import as_tokens
-from outrider.runtime.flight import Block, text_block, tree_block
+from outrider.runtime.flight import Block, side_block, text_block, tree_block
 from outrider.runtime.packed import available
 
 log = logging.getLogger(__name__)
@@ -158,8 +158,8 @@ class SlotTarget:
             if b.text:
                 self._texts.append(b.slot, as_tokens(b.tokens))
             else:
-                self._trees[b.slot] = b.tokens
-        return scores
+                self._trees[b.slot] = b.tokens[: b.nodes]  # side rows cannot be committed
+        return [s if b.side is None else _parted(b, s) for b, s in zip(blocks, scores, strict=True)]
 
     def _block(self, piece: Piece) -> Block:
         """The rows of a piece, refused where they do not fit."""
@@ -174,16 +174,41 @@ class SlotTarget:
                     "max_context"
                 )
             return text_block(piece.slot, length, np.asarray(piece.tokens, dtype=np.int64))
-        if len(tree) > self.max_rows or length + tree.depth >= self.max_context:
+        side = piece.side
+        depth = tree.depth if side is None else max(tree.depth, int(side.depths(tree).max(initial=0)))
+        if piece.rows > self.max_rows or length + depth >= self.max_context:
             raise InputError(
-                f"a tree of {len(tree)} rows and depth {tree.depth} behind {length} tokens passes max_rows "
+                f"a tree of {piece.rows} rows and depth {depth} behind {length} tokens passes max_rows "
                 f"{self.max_rows} or max_context {self.max_context}; draft less"
             )
-        return tree_block(piece.slot, length, tree, piece.done)
+        if side is None:
+            return tree_block(piece.slot, length, tree, piece.done)
+        if not self.traits.side_rows:
+            raise InputError(
+                f"the runtime {self.traits.runtime} does not run rows of a drafter's vectors for this model; use the "
+                "runtime native or eager"
+            )
+        return side_block(piece.slot, length, tree, piece.done, side, self.vocab_size)
 
     @torch.inference_mode()
     def _pass(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:
         return self.backend.run(blocks, needs)
+
+
+def _parted(block: Block, scores: Scores) -> Scores:
+    """Those of the side rows apart from those of the tree."""
+    at = max(0, block.nodes - block.done)
+    logits, states, likeliest = scores.logits, scores.hidden, scores.likeliest
+    beside = Scores(
+        None if logits is None else logits[at:],
+        {layer: rows[at:] for layer, rows in states.items()},
+        None if likeliest is None else likeliest[at:],
+    )
+    return replace(
+        scores, logits=None if logits is None else logits[:at], side=beside,
+        hidden={layer: rows[:at] for layer, rows in states.items()},
+        likeliest=None if likeliest is None else likeliest[:at],
+    )  # fmt: skip
 
 
 def default_bytes(backend: Backend) -> int:

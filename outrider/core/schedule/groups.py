@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.core.protocols import Drafter, Recipe
 from outrider.core.records import NO_NEEDS, Needs
+from outrider.core.rows.side import SideRows
 from outrider.core.sequence import Running
 
 
@@ -17,6 +18,7 @@ class Group:
     recipe: Recipe
     members: list[Running]
     seconds: float = 0.0
+    sides: dict[int, SideRows] = field(default_factory=dict)  # by slot, where the drafter has any
 
     @property
     def planned(self) -> bool:
@@ -36,10 +38,11 @@ def by_recipe(batch: Sequence[Running]) -> list[Group]:
     return list(groups.values())
 
 
-def needs_of(batch: Collection[Running]) -> Needs:
+def needs_of(batch: Collection[Running], sided: bool = False) -> Needs:
+    """`sided`: with side rows, of whose logits more than the largest is read."""
     needs = NO_NEEDS
     for drafter in {id(s.drafter): s.drafter for s in batch if s.drafter is not None}.values():
         needs |= drafter.needs
     if any(s.params.prompt_logprobs is not None for s in batch):
         needs |= Needs(logits=True)
-    return replace(needs, rounded=all(s.largest_only for s in batch))
+    return replace(needs, rounded=not sided and all(s.largest_only for s in batch))

@@ -71,7 +71,8 @@ class CudaBackend:
     max_rows = None
     prompt_rows = 512  # beside as many rows of trees in the largest pass
     block_size, reserves = 1, True
-    traits = Traits("graphs", even=True, mixes=True)  # what ran before a recording leaves nothing behind
+    # What ran before a recording leaves nothing behind. Side rows run eagerly, on the same cache.
+    traits = Traits("graphs", even=True, mixes=True, side_rows=True)
     cache: DeferredCache
 
     def __init__(
@@ -239,7 +240,7 @@ class CudaBackend:
 
     def _fits(self, block: Block) -> bool:
         """Whether a recorded pass can hold these rows."""
-        if not self._ready or block.rows > ROWS[-1]:
+        if not self._ready or block.rows > ROWS[-1] or block.side is not None:
             return False
         if block.text:
             return True

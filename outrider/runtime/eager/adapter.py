@@ -10,10 +10,11 @@ Its code, weights and settings stay as they were.
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from outrider.core.errors import UnsupportedModel
@@ -29,6 +30,7 @@ from outrider.runtime.probe import ShapeRecorder
 from outrider.runtime.recurrent.hybrid_cache import HybridCache
 from outrider.runtime.recurrent.mixers import Mixers
 from outrider.runtime.recurrent.states import StateStore
+from outrider.runtime.replaced import Replacement, replaced
 from outrider.runtime.support import cache_argument, plain_logits
 
 
@@ -105,8 +107,9 @@ class Adapter:
         if self._cache_argument:
             options[self._cache_argument] = cache
         recurrence = nullcontext() if self.mixers is None else self.mixers.active(cache)
-        counted, positions = self.experts.active(), by_depth(self.stand_ins, current)
-        with running(current), self._linears.active(), counted, attention, recurrence, positions:
+        inputs, positions = self._inputs(current), by_depth(self.stand_ins, current)
+        counted = self.experts.active()
+        with running(current), self._linears.active(), counted, attention, recurrence, inputs, positions:
             return self.model(
                 input_ids=current.input_ids,
                 position_ids=current.positions,
@@ -114,6 +117,21 @@ class Adapter:
                 return_dict=True,
                 **options,
             )
+
+    def _inputs(self, current: Pass) -> AbstractContextManager[None]:
+        """Changes what the embedding says in side rows, for the duration of a forward."""
+        if not current.vectors:
+            return nullcontext()
+        embedding = self.model.get_input_embeddings()
+        look_up = embedding.forward
+
+        def forward(ids: Tensor) -> Tensor:
+            rows = look_up(ids)
+            for block, first, vectors in current.vectors:
+                rows[block, first : first + len(vectors)] = vectors
+            return rows
+
+        return replaced([Replacement(vars(embedding), "forward", forward)])
 
 
 def _names_a_window(setting: str) -> bool:

@@ -39,7 +39,7 @@ COPIES = 1 << 16  # most of them: what holds more is a toy, of whose cache the b
 class EagerBackend:
     max_rows = prompt_rows = None
     block_size, reserves = 1, True
-    traits = Traits("eager", mixes=True)
+    traits = Traits("eager", mixes=True, side_rows=True)
     cache: SlotCache | HybridSlots
 
     def __init__(self, model: Any, record: Record | None = None) -> None:
@@ -51,7 +51,7 @@ class EagerBackend:
         self.device, self.vocab_size = self.adapter.device, self.adapter.vocab_size
         self.token_bytes = sum(shape.bytes for shape in self.adapter.shapes.values())
         if self.adapter.mixers is not None:
-            self.traits = replace(self.traits, mixes=False)
+            self.traits = replace(self.traits, mixes=False, side_rows=False)  # states follow paths of candidates
         if experts := self.adapter.experts:
             self.traits = replace(self.traits, experts=experts.total, active_experts=experts.last)
 

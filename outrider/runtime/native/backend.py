@@ -48,6 +48,7 @@ from outrider.runtime.support import context_limit, refuse_unsupported
 from outrider.runtime.thresholds import moved_near
 from outrider.runtime.weights import check_same
 
+_NO_VECTORS = np.zeros((0, 0), dtype=np.float32)
 ROUNDED = 1e-2  # of the largest logit: how far rounding activations may move one at load
 
 
@@ -74,8 +75,9 @@ class NativeBackend:
         self._team = Team(torch.get_num_threads())
         self._rotary = np.zeros((2, 0, self._sizes.dim), dtype=np.float32)  # cosines and sines by position
         self.traits = Traits(
-            "native", precision, self._weight_bytes(), even=True, other_threads=True, same_bits=True, mixes=True
-        )
+            "native", precision, self._weight_bytes(), even=True, other_threads=True, same_bits=True, mixes=True,
+            side_rows=True,
+        )  # fmt: skip
 
     def _weight_bytes(self) -> int:
         """What a step of greedy decoding reads of the weights, in the form that they are held in."""
@@ -200,10 +202,30 @@ class NativeBackend:
             )
         return scores
 
+    def _read(
+        self, blocks: Sequence[Block], tokens: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """What each row reads: a token, or where that is below 0 the vector -1, -2, ... of those given as well."""
+        beside = [b.vectors for b in blocks if b.vectors is not None]
+        of_side = np.zeros(len(tokens), dtype=np.bool_)
+        if beside:
+            ends = np.cumsum([b.rows for b in blocks])
+            for b, end in zip(blocks, ends, strict=True):
+                of_side[end - (0 if b.vectors is None else len(b.vectors)) : end] = True
+        known = tokens[~of_side]
+        if len(known) and (known.min() < 0 or known.max() >= self.vocab_size):  # compiled code would not notice
+            raise InputError(f"a token is not one of the model's {self.vocab_size}")
+        if not beside:
+            return tokens, _NO_VECTORS
+        tokens[of_side] = -1 - np.arange(of_side.sum())
+        vectors = torch.cat(beside).detach().float().numpy()
+        if vectors.shape[1] != len(self._weights.last):
+            raise InputError(f"a side row has {vectors.shape[1]} numbers; the model reads {len(self._weights.last)}")
+        return tokens, np.ascontiguousarray(vectors)
+
     def _batch(self, blocks: Sequence[Block], places: dict[int, int]) -> Batch:
         counts, tokens = [b.rows for b in blocks], np.concatenate([b.tokens[b.done :] for b in blocks])
-        if tokens.min() < 0 or tokens.max() >= self.vocab_size:  # compiled code would not notice
-            raise InputError(f"a token is not one of the model's {self.vocab_size}")
+        tokens, vectors = self._read(blocks, tokens)
         sees = np.zeros((sum(counts), max(len(b.tokens) for b in blocks)), dtype=np.bool_)
         begin = 0
         for b in blocks:
@@ -215,6 +237,6 @@ class NativeBackend:
         lengths = np.repeat([b.length for b in blocks], counts)
         cos, sin = self._rotary_at(np.concatenate([b.length + b.depths[b.done :] for b in blocks]))
         return Batch(
-            tokens, np.repeat([b.slot for b in blocks], counts), lengths,
+            tokens, vectors, np.repeat([b.slot for b in blocks], counts), lengths,
             np.concatenate([np.arange(b.length + b.done, b.reach) for b in blocks]), sees, cos, sin, taken,
         )  # fmt: skip

@@ -63,6 +63,8 @@ KINDS = {
              "FspadPlan", "fspad_learner"),
         Kind("medusa", "heads that each guess one token further ahead", "medusa", "HeadsPlan", "medusa_learner"),
         Kind("hydra", "heads that are told the tokens drafted before", "hydra", "HeadsPlan", "hydra_learner"),
+        Kind("ppd", "vectors that make the target itself say what comes later; trained in minutes", "prompt_rows",
+             "PromptRowsPlan", "prompt_rows_learner"),
         Kind("kangaroo", "an attention layer behind the target's first layers, which draft until they doubt",
              "kangaroo", "KangarooPlan", "kangaroo_learner"),
         Kind("draft-model", "some of the target's layers, or a small model from scratch", "draft_model",

@@ -61,7 +61,8 @@ class Store(NamedTuple):
 class Batch(NamedTuple):
     """The rows of one step."""
 
-    tokens: NDArray[np.int64]  # [R]
+    tokens: NDArray[np.int64]  # [R]; below 0: a vector, -1 the first of them
+    vectors: Floats  # [side rows, hidden]
     slots: NDArray[np.int64]  # [R]
     lengths: NDArray[np.int64]  # [R]: committed text of the slot
     places: NDArray[np.int64]  # [R]: where its keys and values go
@@ -106,7 +107,10 @@ def step(
     few = rows <= FEW
     first, last = rows * me // threads, rows * (me + 1) // threads
     for row in range(first, last):
-        look_up(weights.embedding, batch.tokens[row], x[row])
+        if batch.tokens[row] < 0:
+            copy(batch.vectors[-1 - batch.tokens[row]], x[row])
+        else:
+            look_up(weights.embedding, batch.tokens[row], x[row])
     barrier(sync, threads)
     for layer in range(len(weights.windows)):
         _keep(x, batch.taken[layer], outputs.hidden, first, last)
