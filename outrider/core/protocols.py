@@ -156,6 +156,15 @@ class Source(Protocol):
     ) -> None: ...  # a record's tree may hold other nodes than the source was asked for
 
 
+class WholeSource(Source, Protocol):
+    """A source whose distribution at a depth is the same whatever is drafted above: a hint to growers.
+
+    They take all rows of a tree from one call, and go on without asking between its levels.
+    """
+
+    def marginals(self, slots: Sequence[int]) -> list[list[QRow]]: ...  # a row a depth; none: nothing to go on from
+
+
 class Grower(Protocol):
     """Unrolls a source into one tree a slot. Knows no model."""
 

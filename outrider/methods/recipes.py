@@ -4,10 +4,21 @@ The only place that names concrete classes, imported when a method is built. To 
 options dataclass, a build function and a row in one of these files.
 """
 
-from outrider.methods import basic, copies, cross, drafted, early_exit, fixed_point, mixed, retrieval, tables, trained
+from outrider.methods import (
+    basic,
+    blocks,
+    copies,
+    cross,
+    drafted,
+    early_exit,
+    fixed_point,
+    mixed,
+    retrieval,
+    tables,
+    trained,
+)
 
 RECIPES = (
-    *basic.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES, *fixed_point.RECIPES,
-    *mixed.RECIPES, *retrieval.RECIPES, *tables.RECIPES,
-    *trained.RECIPES,
+    *basic.RECIPES, *blocks.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES,
+    *fixed_point.RECIPES, *mixed.RECIPES, *retrieval.RECIPES, *tables.RECIPES, *trained.RECIPES,
 )  # fmt: skip

@@ -146,7 +146,7 @@ def _drafter(
 
     sampled, beside = options.verifier != "invariant", parts.target.traits.other_threads
     if family.heads is not None:
-        embed = _embedding(parts)
+        embed = embedding(parts)
         source = family.heads()(net, embed, width=options.width, active=eight_bits(net).active)  # type: ignore[call-arg]
         return Grown(source, grower, sampled, beside=beside)
     drivers = _drivers(family, parts, options, net)
@@ -166,14 +166,14 @@ def _drivers(family: Family, parts: Parts, options: TrainedOptions, net: Any) ->
 
     key = ("drivers", family.name, options.drafter)
     if key not in parts.drafts or parts.drafts[key].net is not net:
-        embed = _embedding(parts)
+        embed = embedding(parts)
         with told_if_compiling("the drafter"):
             driver = layer_driver(net, embed, beside=parts.target.traits.other_threads)
         parts.drafts[key] = Drivers(net, driver)
     return parts.drafts[key]
 
 
-def _embedding(parts: Parts) -> Callable[[Any], Any]:
+def embedding(parts: Parts) -> Callable[[Any], Any]:
     """The target's: the runtime's where the model is not in memory, and need not be for this."""
     held = getattr(getattr(parts.target, "backend", None), "embed", None)
     if held is None or parts.loaded.in_memory:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from outrider.core.layer_driver import LayerDriver
 from outrider.core.protocols import Target
+from outrider.models.networks.block import DFlashNet
 from outrider.models.networks.eagle3 import FeatureLayer
 from outrider.runtime.cuda import reference
+from outrider.runtime.layers.blocks import FeatureBlocks
 from outrider.runtime.layers.plain import PlainDriver
 from outrider.runtime.layers.plain import eight_bits as eight_bits
 from outrider.runtime.layers.recorded import ROOM, Recording, fits
@@ -37,6 +39,11 @@ def layer_driver(net: FeatureLayer, embed: Callable[[Tensor], Tensor], *, beside
     from outrider.runtime.layers.native import made_for
 
     return made_for(plain, 1 if beside else torch.get_num_threads()) or plain
+
+
+def block_driver(net: DFlashNet, embed: Callable[[Tensor], Tensor]) -> FeatureBlocks:
+    """Of a network that fills blocks; `embed` is the target's."""
+    return FeatureBlocks(net, embed, eight_bits(net).active)
 
 
 @dataclass(slots=True)

@@ -61,6 +61,8 @@ KINDS = {
              "FspadPlan", "fspad_learner"),
         Kind("medusa", "heads that each guess one token further ahead", "medusa", "HeadsPlan", "medusa_learner"),
         Kind("hydra", "heads that are told the tokens drafted before", "hydra", "HeadsPlan", "hydra_learner"),
+        Kind("dflash", "a few layers that fill a whole block of masks in one pass, over the target's states", "dflash",
+             "DFlashPlan", "dflash_learner"),
         Kind("kangaroo", "an attention layer behind the target's first layers, which draft until they doubt",
              "kangaroo", "KangarooPlan", "kangaroo_learner"),
         Kind("draft-model", "some of the target's layers, or a small model from scratch", "draft_model",
