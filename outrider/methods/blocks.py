@@ -35,7 +35,7 @@ MakeSource = Callable[[Parts, Any, int], Source]  # over a network, with rows of
 class BlockOptions(Options):
     drafter: str = option("", TrainedOptions.__dataclass_fields__["drafter"].metadata["help"])
     budget: Candidates = budget_option(AUTO, f"most candidates a step; auto: {MANY} on a GPU, else {SOME}")
-    depth: int = option(0, "how deep a tree may be; 0: as deep as the block is long", least=0)
+    depth: int = option(16, "how deep a tree may be, if the block is as long", least=1)
     grower: Literal["auto", "best-first", "dyspec", "chain"] = option(
         "auto", "how the tree grows; auto: best-first where nothing is drawn, else dyspec"
     )
@@ -53,7 +53,7 @@ def grown(
 
     nodes = options.budget if isinstance(options.budget, int) else MANY if wide_steps(parts) else SOME
     net = drafter_of(parts.loaded, kind, options.drafter, parts.drafts)
-    depth = min(options.depth or net.deepest, net.deepest, nodes)
+    depth = min(options.depth, net.deepest, nodes)
     budget = controller(options.controller, depth if options.grower == "chain" else nodes, depth)
     sampled, beside = options.verifier != "invariant", parts.target.traits.other_threads
     drafter = Grown(make(parts, net, options.width), _grower(options, depth, search), sampled, beside=beside)
@@ -81,8 +81,10 @@ def _dflash_source(parts: Parts, net: Any, width: int) -> Source:
     from outrider.draft.block.dflash import DFlashSource
     from outrider.runtime.layers.choice import block_driver
 
-    with told_if_compiling("the drafter"):
-        return DFlashSource(block_driver(net, embedding(parts)), width=width)
+    if ("blocks", net) not in parts.drafts:  # made once for all methods that draft with this network
+        with told_if_compiling("the drafter"):
+            parts.drafts["blocks", net] = block_driver(net, embedding(parts), parts.target)
+    return DFlashSource(parts.drafts["blocks", net], width=width)
 
 
 def _dflash(parts: Parts, options: BlockOptions) -> Recipe:

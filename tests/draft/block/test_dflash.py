@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,9 @@ from outrider.grow.dyspec import Threshold
 from outrider.models import load_model
 from outrider.models.networks.block import BlockShape, DFlashNet
 from outrider.models.trained import target_head
+from outrider.runtime.cuda import reference
 from outrider.runtime.layers.blocks import FeatureBlocks
+from outrider.runtime.layers.recorded_blocks import RecordedBlocks
 from outrider.runtime.targets import eager_target
 from outrider.train.block_mask import Anchors
 from outrider.train.kinds.dflash import BlockLearner, DFlashPlan
@@ -69,8 +73,10 @@ class Watched(DFlashSource):
         return made
 
 
-def source_of(net, loaded, kind=Watched):
-    return kind(FeatureBlocks(net, loaded.model.get_input_embeddings()))
+def source_of(net, loaded, recorded: bool = False) -> Watched:
+    """`recorded`: with the kernels' reference, anew each time."""
+    plain = FeatureBlocks(net, loaded.model.get_input_embeddings())
+    return Watched(RecordedBlocks(plain, reference, active=nullcontext, record=None) if recorded else plain)
 
 
 def run(loaded, recipe: Recipe, prompts=PROMPTS, **sampling) -> list:
@@ -94,9 +100,11 @@ def trained_probs(loaded, net, text: list[int]) -> np.ndarray:
     return probs.numpy()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_distribution_of_a_run_is_that_of_training_for_the_same_text(loaded, net, temperature: float) -> None:
-    source = source_of(net, loaded)
+@pytest.mark.parametrize(("temperature", "recorded"), [(0.0, False), (1.0, False), (0.0, True), (1.0, True)])
+def test_every_distribution_of_a_run_is_that_of_training_for_the_same_text(
+    loaded, net, temperature: float, recorded: bool
+) -> None:
+    source = source_of(net, loaded, recorded)
     results = run(loaded, recipe(source, BestFirst()), temperature=temperature, seed=4)
     assert sum(g.stats.accepted for g in results) > 0
     spoken = [(text, missed, rows) for text, missed, rows in source.found if rows]
@@ -106,6 +114,7 @@ def test_every_distribution_of_a_run_is_that_of_training_for_the_same_text(loade
         for row, expected in zip(rows, trained_probs(loaded, net, text), strict=True):
             np.testing.assert_allclose(row.probs, expected[row.ids], atol=1e-5)
             assert row.probs.sum() == pytest.approx(1)
+    assert not recorded or (source.driver._made and not source.driver._broken)
 
 
 def test_a_step_of_the_whole_batch_asks_the_drafter_once(loaded, net) -> None:
