@@ -131,9 +131,11 @@ class TreeDriver(Protocol):
     def propose(self, wanted: Sequence[Wanted], nodes: int, deepest: int) -> TreesFound: ...
 
 
-class BlockDriver(TextDriver, Protocol):
+class MaskFiller(Protocol):
     """Runs a network that says a whole block of tokens in one pass, from what it read of the text."""
 
+    @property
+    def traits(self) -> LayerTraits: ...
     @property
     def deepest(self) -> int: ...  # tokens of a block
     def blocks(self, wanted: Sequence[Wanted], width: int) -> list[list[QRow]]:
@@ -142,3 +144,13 @@ class BlockDriver(TextDriver, Protocol):
         Changes state: the rows of text that wait are in the cache, and may be handed over again.
         """
         ...
+
+
+class BlockDriver(MaskFiller, TextDriver, Protocol):
+    """One that reads the target's features."""
+
+
+class TextBlockDriver(MaskFiller, Protocol):
+    """One that reads the text itself; what a slot wants begins with the tokens that the cache lacks."""
+
+    def read(self, slot: int, start: int, tokens: Sequence[int]) -> None: ...  # to the cache, from this place on

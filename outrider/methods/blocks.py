@@ -87,8 +87,21 @@ def _dflash_source(parts: Parts, net: Any, width: int) -> Source:
     return DFlashSource(parts.drafts["blocks", net], width=width)
 
 
+def _deer_source(parts: Parts, net: Any, width: int) -> Source:
+    from outrider.draft.block.deer import DeerSource
+    from outrider.runtime.layers.choice import text_block_driver
+
+    if ("blocks", net) not in parts.drafts:
+        parts.drafts["blocks", net] = text_block_driver(net, embedding(parts))
+    return DeerSource(parts.drafts["blocks", net], width=width)
+
+
 def _dflash(parts: Parts, options: BlockOptions) -> Recipe:
     return grown("dflash", "dflash", _dflash_source, parts, options, None)
+
+
+def _deer(parts: Parts, options: BlockOptions) -> Recipe:
+    return grown("deer", "deer", _deer_source, parts, options, None)
 
 
 RECIPES = (
@@ -96,5 +109,10 @@ RECIPES = (
         "dflash", "a few trained layers fill a block of masks in one pass over the target's states; a best-first tree",
         "arXiv 2602.06036", "block", True, "a trained drafter (outrider train run)", BlockOptions, _dflash,
         "draft/block/dflash.py", lambda options: check_drafter("dflash", options.drafter), role=Role.RUNS, samples=True,
+    ),
+    MethodInfo(
+        "deer", "some of the target's layers, trained to fill a block of masks behind the text; a best-first tree",
+        "arXiv 2512.15176", "block", True, "a trained drafter (outrider train run)", BlockOptions, _deer,
+        "draft/block/deer.py", lambda options: check_drafter("deer", options.drafter), role=Role.RUNS, samples=True,
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from outrider.core.errors import InputError
 from outrider.models.drafts import CARD, WEIGHTS, read_drafter, unpacked
 from outrider.models.kept import find_drafter
 from outrider.models.load import LoadedModel
-from outrider.models.networks.block import BlockShape, DFlashNet
+from outrider.models.networks.block import BlockShape, DeerNet, DFlashNet
 from outrider.models.networks.eagle2 import Eagle2Layer
 from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 from outrider.models.networks.fspad import FspadLayer, FspadShape
@@ -96,5 +96,6 @@ NETWORKS: dict[str, Make] = {
     "medusa": partial(_headed, MedusaHeads, HeadsShape),
     "hydra": partial(_headed, HydraHeads, HeadsShape),
     "dflash": partial(_headed, DFlashNet, BlockShape),
+    "deer": partial(_headed, DeerNet, BlockShape),
     KANGAROO: _kangaroo,
 }

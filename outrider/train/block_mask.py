@@ -40,18 +40,25 @@ def choose_anchors(part: SelfData, count: int, seed: int) -> Anchors:
     """
     follows = torch.zeros_like(part.roles, dtype=torch.bool)
     follows[:, 1:-1] = part.roles[:, 2:] == ANSWER
-    noise = torch.Generator().manual_seed((seed * 1_000_003 + int(part.tokens.sum())) % (1 << 62))
-    drawn = torch.rand(follows.shape, generator=noise).to(follows.device).masked_fill(~follows, -1.0)
+    drawn = torch.rand(follows.shape, generator=noise_of(part, seed)).to(follows.device).masked_fill(~follows, -1.0)
     found = drawn.topk(min(count, follows.shape[1]), dim=1)
     places, order = found.indices.sort(dim=1)
     return Anchors(places, found.values.gather(1, order) >= 0)
 
 
-def block_mask(anchors: Tensor, block: int, text: int, *, pending: bool, runs_text: bool) -> Tensor:
+def noise_of(part: SelfData, seed: int) -> torch.Generator:
+    """The same for the same texts, so that a run that resumes draws what a whole one does."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + int(part.tokens.sum())) % (1 << 62))
+
+
+def block_mask(
+    anchors: Tensor, block: int, text: int, *, pending: bool, runs_text: bool, kept: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Who sees whom [B, rows, text + A * block]: keys are the text, then the blocks of all anchors [B, A].
 
     `pending`: the block begins with the pending token, which is not among the text that it sees. `runs_text`: rows of
-    text come before those of the blocks, each seeing the text up to itself.
+    text come before those of the blocks, each seeing the text up to itself. `kept` [B, A, block]: rows of blocks that
+    are there at all; the others are seen by nobody.
     """
     batch, count = anchors.shape
     device = anchors.device
@@ -59,6 +66,8 @@ def block_mask(anchors: Tensor, block: int, text: int, *, pending: bool, runs_te
     before = column < (anchors if pending else anchors + 1)[..., None]  # [B, A, text]
     of_text = before.repeat_interleave(block, 1)
     its = (owner[:, None] == owner)[None].expand(batch, -1, -1)
+    if kept is not None:
+        its = its & kept.flatten(1)[:, None]
     blocks = torch.cat([of_text, its], 2)
     if not runs_text:
         return blocks

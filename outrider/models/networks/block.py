@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outrider.models.networks.eagle3 import MLP, Attention, LayerSizes, RMSNorm, heads, rotated, rotation
@@ -38,6 +40,7 @@ class BlockShape:
     theta: float = 10_000.0
     eps: float = 1e-5
     scaling: tuple[float, ...] = ()  # as `Eagle3Shape`
+    end: int = -1  # the target's id whose embedding stands behind a block, where the network reads it
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> BlockShape:
@@ -52,8 +55,8 @@ class BlockAttention(Attention):
 
     def __init__(self, shape: LayerSizes, eps: float, normed: bool) -> None:
         super().__init__(shape, shape.hidden)
-        self.q_norm = RMSNorm(shape.head_dim, eps) if normed else nn.Identity()
-        self.k_norm = RMSNorm(shape.head_dim, eps) if normed else nn.Identity()
+        self.q_norm: nn.Module = RMSNorm(shape.head_dim, eps) if normed else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(shape.head_dim, eps) if normed else nn.Identity()
 
     def queries(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         """[B, R, d] -> [B, Hq, R, D]; left unrotated for a caller whose kernels do it."""
@@ -67,6 +70,8 @@ class BlockAttention(Attention):
 
 
 class BlockLayer(nn.Module):
+    self_attn: BlockAttention
+
     def __init__(self, shape: BlockShape, normed: bool) -> None:
         super().__init__()
         self.self_attn, self.mlp = BlockAttention(shape, shape.eps, normed), MLP(shape)
@@ -83,11 +88,12 @@ class BlockLayer(nn.Module):
 
 
 class BlockNet(SharedHead):
-    """`rows` embeds the block of each text, `forward` runs rows through the layers, `logits` reads what comes out."""
+    """`block` says what stands in a block, `forward` runs rows through the layers, `logits` reads what comes out."""
 
     shape: BlockShape
     first: int  # the row of a block that says the first token
     normed: bool  # queries and keys
+    ended: bool  # the last row of a block says that it ends there
 
     def __init__(self, shape: BlockShape, ids: Tensor, head: nn.Module) -> None:
         super().__init__(shape, ids, head)
@@ -97,7 +103,16 @@ class BlockNet(SharedHead):
     @property
     def deepest(self) -> int:
         """Levels of a tree that it can propose."""
-        return self.shape.block - self.first
+        return self.shape.block - self.first - self.ended
+
+    def block(self, pending: int) -> NDArray[np.int64]:
+        """The tokens of its rows."""
+        tokens = np.full(self.shape.block, self.shape.mask, dtype=np.int64)
+        if self.first:
+            tokens[0] = pending
+        if self.ended:
+            tokens[-1] = self.shape.end
+        return tokens
 
     def forward(self, x: Tensor, rotary: Rotary | None, attend: Attend) -> Tensor:
         """[B, R, d] -> [B, R, d]"""
@@ -115,7 +130,7 @@ class BlockNet(SharedHead):
 
 
 class DFlashNet(BlockNet):
-    first, normed = 1, True  # row 0 is the pending token
+    first, normed, ended = 1, True, False  # row 0 is the pending token
 
     def __init__(self, shape: BlockShape, ids: Tensor, head: nn.Module) -> None:
         super().__init__(shape, ids, head)
@@ -134,4 +149,4 @@ class DFlashNet(BlockNet):
 
 
 class DeerNet(BlockNet):
-    first, normed = 0, False  # the pending token is text
+    first, normed, ended = 0, False, True  # the pending token is text

@@ -18,9 +18,11 @@ from torch import Tensor
 from outrider.core.layer_driver import LayerPiece, LayerTraits, Wanted
 from outrider.core.numeric.likeliest import head_distributions
 from outrider.core.tree import QRow
-from outrider.models.networks.block import BlockNet, DFlashNet
+from outrider.models.networks.block import BlockNet, DeerNet, DFlashNet
 from outrider.runtime.layers.cache import FeatureCache
 from outrider.runtime.layers.plain import attend
+
+ROWS_AT_ONCE = 512  # of text
 
 
 class Rows:
@@ -72,14 +74,13 @@ class Rows:
         temperatures: Sequence[float], width: int,
     ) -> list[list[QRow]]:  # fmt: skip
         """Of each slot the distributions behind its text; `missed` are the rows of it that the cache never held."""
-        shape, device = self.net.shape, self.traits.device
-        tokens = np.full((len(slots), shape.block), shape.mask, dtype=np.int64)
-        if self.net.first:
-            tokens[:, 0] = pending
+        shape, device, first = self.net.shape, self.traits.device, self.net.first
+        tokens = np.stack([self.net.block(token) for token in pending])
         positions = (np.array(starts) + np.array(missed))[:, None] + np.arange(shape.block)
         counts = [shape.block] * len(slots)
         inputs, places = torch.from_numpy(np.stack([tokens, positions])).to(device)
-        states = self.run(slots, starts, counts, inputs, places, causal=False)[:, self.net.first :]
+        states = self.run(slots, starts, counts, inputs, places, causal=False)
+        states = states[:, first : first + self.deepest]
         each = [value for value in temperatures for _ in range(self.deepest)]
         found = head_distributions(self.net.logits(states.flatten(0, 1)), each, self.net.ids, width)
         return [found[at : at + self.deepest] for at in range(0, len(found), self.deepest)]
@@ -126,3 +127,33 @@ class FeatureBlocks(Rows):
         each = zip(slots, starts, counts, keys[0].split(counts, 1), values[0].split(counts, 1), strict=True)
         for slot, start, count, k, v in each:
             self.cache.write([slot], [start], [count], k[None], v[None])
+
+
+class TokenBlocks(Rows):
+    """What `BlockDriver` says but for the target's features, for a network that reads the text itself."""
+
+    net: DeerNet
+
+    @torch.inference_mode()
+    def read(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        """Changes state: these tokens of the text stand in the cache from place `start` on."""
+        for first in range(0, len(tokens), ROWS_AT_ONCE):
+            part = torch.tensor([list(tokens[first : first + ROWS_AT_ONCE])], device=self.traits.device)
+            count = part.shape[1]
+            places = start + first + torch.arange(count, device=self.traits.device)[None]
+            with self.active():
+                self.run([slot], [start + first], [count], part, places, causal=True)
+
+    @torch.inference_mode()
+    def blocks(self, wanted: Sequence[Wanted], width: int) -> list[list[QRow]]:
+        slots, counts = [part.slot for part in wanted], [len(part.tokens) for part in wanted]
+        starts = [part.length for part in wanted]
+        rows = np.arange(max(counts))
+        tokens = np.stack([part.tokens[np.minimum(rows, len(part.tokens) - 1)] for part in wanted])
+        inputs = np.stack([tokens, np.array(starts)[:, None] + rows])
+        with self.active():
+            text, places = torch.from_numpy(inputs).to(self.traits.device)
+            self.run(slots, starts, counts, text, places, causal=True)
+            ends = [start + count for start, count in zip(starts, counts, strict=True)]
+            pending = [int(part.tokens[-1]) for part in wanted]
+            return self.fill(slots, ends, [0] * len(slots), pending, [part.temperature for part in wanted], width)

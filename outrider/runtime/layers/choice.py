@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.core.layer_driver import BlockDriver, LayerDriver
+from outrider.core.layer_driver import BlockDriver, LayerDriver, TextBlockDriver
 from outrider.core.protocols import Target
-from outrider.models.networks.block import DFlashNet
+from outrider.models.networks.block import DeerNet, DFlashNet
 from outrider.models.networks.eagle3 import FeatureLayer
 from outrider.runtime.cuda import reference
-from outrider.runtime.layers.blocks import FeatureBlocks
+from outrider.runtime.layers.blocks import FeatureBlocks, TokenBlocks
 from outrider.runtime.layers.cache import FeatureCache
 from outrider.runtime.layers.plain import PlainDriver
 from outrider.runtime.layers.plain import eight_bits as eight_bits
@@ -50,6 +50,11 @@ def block_driver(net: DFlashNet, embed: Callable[[Tensor], Tensor], target: Targ
         return plain
     ops, record = _recorder(plain.traits.device)
     return RecordedBlocks(plain, ops, active=nullcontext, record=record)
+
+
+def text_block_driver(net: DeerNet, embed: Callable[[Tensor], Tensor]) -> TextBlockDriver:
+    """Of a network that fills blocks and reads the text itself."""
+    return TokenBlocks(net, embed, eight_bits(net).active)
 
 
 @dataclass(slots=True)

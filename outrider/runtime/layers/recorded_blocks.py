@@ -140,10 +140,11 @@ class _Fill:
         self, keys: Tensor, values: Tensor, places: Tensor, rotary: tuple[Tensor, Tensor], heads: slice
     ) -> None:  # fmt: skip
         """Unrotated rows [B, H, R, D] go to these places [B, R] of their slots."""
-        slots = self.inputs.slots[:, None].expand_as(places).flatten()
+        # kernels read by address: a view of one number for all rows would not do
+        slots, where = torch.stack([self.inputs.slots[:, None].expand_as(places), places]).flatten(1)
         flat = rotary[0].flatten(0, 1)[None], rotary[1].flatten(0, 1)[None]
         self.owner.ops.store_rows(
-            _in_one(keys), _in_one(values), self.keys[:, heads], self.values[:, heads], slots, places.flatten(), flat
+            _in_one(keys), _in_one(values), self.keys[:, heads], self.values[:, heads], slots, where, flat
         )
 
 

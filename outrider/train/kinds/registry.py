@@ -63,6 +63,8 @@ KINDS = {
         Kind("hydra", "heads that are told the tokens drafted before", "hydra", "HeadsPlan", "hydra_learner"),
         Kind("dflash", "a few layers that fill a whole block of masks in one pass, over the target's states", "dflash",
              "DFlashPlan", "dflash_learner"),
+        Kind("deer", "some of the target's layers, made to fill masks behind a text, in two stages", "deer",
+             "DeerPlan", "deer_learner"),
         Kind("kangaroo", "an attention layer behind the target's first layers, which draft until they doubt",
              "kangaroo", "KangarooPlan", "kangaroo_learner"),
         Kind("draft-model", "some of the target's layers, or a small model from scratch", "draft_model",

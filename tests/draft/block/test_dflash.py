@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from outrider.runtime.layers.blocks import FeatureBlocks
 from outrider.runtime.layers.recorded_blocks import RecordedBlocks
 from outrider.runtime.targets import eager_target
 from outrider.train.block_mask import Anchors
-from outrider.train.kinds.dflash import BlockLearner, DFlashPlan
+from outrider.train.kinds.dflash import DFlashLearner, DFlashPlan
 from outrider.train.losses import LOSSES
 from outrider.train.text.selfdata import SelfData
 from outrider.verify.invariant import Invariant
@@ -73,10 +74,27 @@ class Watched(DFlashSource):
         return made
 
 
+def store_rows(key, value, keys, values, slots, places, rotary) -> None:
+    """The reference, of what kernels can read: they go by address."""
+    assert all(x.is_contiguous() for x in (slots, places, *rotary)) and key.stride(-1) == value.stride(-1) == 1
+    reference.store_rows(key, value, keys, values, slots, places, rotary)
+
+
+def tree_attention(query, keys, values, layout, scaling, *, rotary):
+    parts = (layout.slots, layout.lengths, layout.nodes, layout.begins, layout.counts, layout.causal, layout.words)
+    assert all(x.is_contiguous() for x in (*parts, layout.positions, *rotary)) and query.stride(-1) == 1
+    return reference.tree_attention(query, keys, values, layout, scaling, rotary=rotary)
+
+
+KERNELS = SimpleNamespace(
+    Layout=reference.Layout, store_rows=store_rows, tree_attention=tree_attention, top=reference.top
+)
+
+
 def source_of(net, loaded, recorded: bool = False) -> Watched:
     """`recorded`: with the kernels' reference, anew each time."""
     plain = FeatureBlocks(net, loaded.model.get_input_embeddings())
-    return Watched(RecordedBlocks(plain, reference, active=nullcontext, record=None) if recorded else plain)
+    return Watched(RecordedBlocks(plain, KERNELS, active=nullcontext, record=None) if recorded else plain)
 
 
 def run(loaded, recipe: Recipe, prompts=PROMPTS, **sampling) -> list:
@@ -92,9 +110,10 @@ def recipe(source, grower, verifier=None, budget: int = 8) -> Recipe:
 
 def trained_probs(loaded, net, text: list[int]) -> np.ndarray:
     """[depths, 53] of a block that training packs at the last token of the text."""
-    learner = BlockLearner(loaded, net, DFlashPlan(), LOSSES["kl"])
+    learner = DFlashLearner(loaded, net, DFlashPlan(), LOSSES["kl"])
     part = SelfData(torch.tensor([text]), torch.full((1, len(text)), 2))
-    _, states = learner.look(part, Anchors(torch.tensor([[len(text) - 1]]), torch.tensor([[True]])))
+    anchors = Anchors(torch.tensor([[len(text) - 1]]), torch.tensor([[True]]))
+    _, states = learner.look(part, anchors, learner.masked(part, anchors), None)
     probs = torch.zeros(BLOCK - 1, 53, dtype=torch.float64)
     probs[:, net.ids] = net.logits(states[0, 0, 1:]).double().softmax(-1)
     return probs.numpy()
@@ -169,7 +188,7 @@ def test_behind_a_prefix_it_never_saw_it_drafts_at_the_texts_places(loaded, net)
     assert source.marginals([0]) == [[]]
     source.absorb(chunks_of(loaded, prompt, source, 4))
     (rows,) = source.marginals([0])
-    learner = BlockLearner(loaded, net, DFlashPlan(), LOSSES["kl"])
+    learner = DFlashLearner(loaded, net, DFlashPlan(), LOSSES["kl"])
     part = SelfData(torch.tensor([prompt]), torch.full((1, 12), 2))
     whole = trained_probs(loaded, net, prompt)
     assert abs(whole[0][rows[0].ids] - rows[0].probs).max() > 1e-4
@@ -184,7 +203,8 @@ def test_behind_a_prefix_it_never_saw_it_drafts_at_the_texts_places(loaded, net)
             return sees
 
         patch.setattr(dflash, "block_mask", shorter)
-        _, states = learner.look(part, Anchors(torch.tensor([[11]]), torch.tensor([[True]])))
+        anchors = Anchors(torch.tensor([[11]]), torch.tensor([[True]]))
+        _, states = learner.look(part, anchors, learner.masked(part, anchors), None)
     expected = net.logits(states[0, 0, 1:]).double().softmax(-1)
     for row, probs in zip(rows, expected, strict=True):
         places = [net.ids.tolist().index(token) for token in row.ids]
@@ -192,16 +212,14 @@ def test_behind_a_prefix_it_never_saw_it_drafts_at_the_texts_places(loaded, net)
 
 
 def test_a_block_sees_itself_the_pending_token_and_the_text_before(loaded, net) -> None:
-    learner = BlockLearner(loaded, net, DFlashPlan(), LOSSES["kl"])
+    learner = DFlashLearner(loaded, net, DFlashPlan(), LOSSES["kl"])
 
     def states(tokens: list[int], masks: list[int] | None = None):
         part = SelfData(torch.tensor([tokens]), torch.full((1, len(tokens)), 2))
         anchors = Anchors(torch.tensor([[3]]), torch.tensor([[True]]))
-        given = learner.block_tokens(part, anchors)
+        given = learner.masked(part, anchors)
         given[0, 0, 1:] = torch.tensor(masks) if masks else given[0, 0, 1:]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(BlockLearner, "block_tokens", lambda *_: given)
-            return learner.look(part, anchors)[1][0, 0]
+        return learner.look(part, anchors, given, None)[1][0, 0]
 
     base = states([4, 8, 15, 16, 23, 42])
     assert torch.equal(base, states([4, 8, 15, 16, 9, 9]))  # not what comes after the pending token

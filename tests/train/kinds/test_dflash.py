@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.models import LoadedModel
 from outrider.train.block_mask import block_mask, choose_anchors
-from outrider.train.kinds.dflash import BlockLearner, DFlashPlan, new_net
+from outrider.train.kinds.dflash import DFlashLearner, DFlashPlan, new_net
 from outrider.train.losses import LOSSES
 from outrider.train.text.selfdata import ANSWER, SelfData
 
@@ -19,16 +19,16 @@ PLAN = DFlashPlan(batch=4, held_out=16, anchors=6, block=4, deep=2, vocab=40, la
 
 
 @pytest.fixture(scope="module")
-def learner(four_layers: LoadedModel, text: SelfData) -> BlockLearner:
+def learner(four_layers: LoadedModel, text: SelfData) -> DFlashLearner:
     net = new_net(four_layers, text, PLAN)
     torch.manual_seed(3)
     for name, weight in net.named_parameters():
         torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.2)
         weight.requires_grad_(True)
-    return BlockLearner(four_layers, net, PLAN, LOSSES["kl"])
+    return DFlashLearner(four_layers, net, PLAN, LOSSES["kl"])
 
 
-def alone(learner: BlockLearner, states: torch.Tensor, tokens: torch.Tensor, anchor: int) -> torch.Tensor:
+def alone(learner: DFlashLearner, states: torch.Tensor, tokens: torch.Tensor, anchor: int) -> torch.Tensor:
     """What comes out for one block behind the text before the anchor, by itself: no mask is left to be wrong.
 
     `states`: all layers' of the whole text.
@@ -51,7 +51,7 @@ def alone(learner: BlockLearner, states: torch.Tensor, tokens: torch.Tensor, anc
     return net(embedded, net.rotation(anchor + torch.arange(block)[None]), attention)[0]
 
 
-def expected(learner: BlockLearner, batch: SelfData) -> torch.Tensor:
+def expected(learner: DFlashLearner, batch: SelfData) -> torch.Tensor:
     """Block by block and place by place, from the definition, differentiable."""
     target, net = learner.target.model, learner.net
     anchors = choose_anchors(batch, PLAN.anchors, PLAN.seed)
@@ -78,7 +78,7 @@ def expected(learner: BlockLearner, batch: SelfData) -> torch.Tensor:
     return total / whole
 
 
-def test_packed_blocks_have_the_loss_and_gradients_of_blocks_alone(learner: BlockLearner, text: SelfData) -> None:
+def test_packed_blocks_have_the_loss_and_gradients_of_blocks_alone(learner: DFlashLearner, text: SelfData) -> None:
     batch = SelfData(text.tokens[:3], text.roles[:3].clone())
     batch.roles[:, :30] = 1
     batch.roles[0, 35:40] = 1  # blocks that lead into what is no answer, and out of it
@@ -127,7 +127,7 @@ def test_the_mask_is_what_each_block_would_see_alone(pending: bool, runs_text: b
         assert not rows
 
 
-def test_the_first_place_weighs_one_and_each_next_the_same_share_of_it(learner: BlockLearner) -> None:
+def test_the_first_place_weighs_one_and_each_next_the_same_share_of_it(learner: DFlashLearner) -> None:
     weights = [learner.weight(depth) for depth in range(5)]
     shares = [b / a for a, b in pairwise(weights)]
     assert weights[0] == 1 and max(shares) - min(shares) < 1e-12
