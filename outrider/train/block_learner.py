@@ -186,7 +186,7 @@ def block_shape(
     mask, end = unsaid(training, every)
     return BlockShape(
         like.hidden, like.heads, like.kv_heads, like.head_dim, like.intermediate, layers, deep, block, mask, len(ids),
-        like.theta, end=end,
+        like.theta, float(getattr(target.model.config.get_text_config(), "rms_norm_eps", None) or 1e-5), end=end,
     ), ids  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from outrider.runtime.layers.plain import attend
 ROWS_AT_ONCE = 512  # of text
 
 
-class Rows:
+class BlockRunner:
     """Runs rows of several slots through a network's layers, keys and values in a cache."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Rows:
         return [found[at : at + self.deepest] for at in range(0, len(found), self.deepest)]
 
 
-class FeatureBlocks(Rows):
+class FeatureBlocks(BlockRunner):
     """What `BlockDriver` says, for a network over the target's hidden states."""
 
     net: DFlashNet
@@ -129,7 +129,7 @@ class FeatureBlocks(Rows):
             self.cache.write([slot], [start], [count], k[None], v[None])
 
 
-class TokenBlocks(Rows):
+class TokenBlocks(BlockRunner):
     """What `BlockDriver` says but for the target's features, for a network that reads the text itself."""
 
     net: DeerNet

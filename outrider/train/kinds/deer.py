@@ -41,7 +41,7 @@ LEAST_NOISE = 1e-3  # chance of being hidden: a block of which nothing is hidden
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeerPlan(BlockPlan):
-    layers: str = setting("4", "how many of the target's layers it begins as, or which, such as 0,1,28,29")
+    layers: str = setting("", "how many of the target's layers it begins as, or which: 0,1,28,29; empty: four, or all")
     block: int = setting(16, "tokens of a block", 1)
     stage: int = setting(1, "1: continue a text; 2, from a drafter of stage 1: be sharp right behind it", 1)
     alpha: float = setting(1.01, "stage 2: weight of a place against the next", 1)
@@ -59,7 +59,7 @@ def deer_learner(target: LoadedModel, data: SelfData, plan: DeerPlan, begin: Pat
 
 def new_net(target: LoadedModel, data: SelfData, plan: DeerPlan) -> DeerNet:
     path, total = layer_list(target.model)
-    chosen = pick_layers(plan.layers, total)
+    chosen = pick_layers(plan.layers or str(min(4, total)), total)
     shape, ids = block_shape(target, data, plan, (), len(chosen), plan.block + 1, 0)
     net = DeerNet(shape, ids, target_head(target, ids))
     for layer, number in zip(net.layers, chosen, strict=True):

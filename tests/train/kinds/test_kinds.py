@@ -27,7 +27,7 @@ from tests.train.conftest import make_markov, make_target
 SETTINGS = {
     "eagle3": {"vocab": 64, "unroll": 3, "intermediate": 32}, "eagle2": {"intermediate": 32},
     "fspad": {"intermediate": 32}, "medusa": {"heads": 3, "lr": 1e-2}, "hydra": {"heads": 3},
-    "dflash": {"deep": 1, "block": 4, "intermediate": 32, "lr": 3e-2},
+    "dflash": {"deep": 1, "block": 4, "intermediate": 32, "lr": 3e-2}, "deer": {"layers": "2", "block": 4, "lr": 1e-2},
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("kind", SETTINGS)
 
