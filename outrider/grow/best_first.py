@@ -34,9 +34,8 @@ class BestFirst:
             return trees
         found = cast(WholeSource, source).marginals([slots[i] for i in asked])
         for i, rows in zip(asked, found, strict=True):
-            limit = budgets[i] & Budget(budgets[i].nodes, min(self.depth, len(rows)))
-            if limit:
-                trees[i] = best_tree(pending[i], rows, limit, source.name)
+            if rows:
+                trees[i] = best_tree(pending[i], rows, budgets[i] & Budget(budgets[i].nodes, self.depth), source.name)
         return trees
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
@@ -44,11 +43,12 @@ class BestFirst:
 
 
 def best_tree(pending: int, rows: Sequence[QRow], limit: Budget, origin: str = "") -> TokenTree:
-    """The candidates of largest product, parents first; a row a depth."""
-    orders = [ranked(row)[: limit.nodes] for row in rows[: limit.depth]]
+    """The candidates of largest product, parents first; a row a depth, of which there is one."""
+    depth = min(limit.depth, len(rows))
+    orders = [ranked(row)[: limit.nodes] for row in rows[:depth]]
     table = [row.probs[order].tolist() for row, order in zip(rows, orders, strict=False)]
-    nodes = likeliest_paths(table, limit.nodes, limit.depth)
+    nodes = likeliest_paths(table, limit.nodes, depth)
     said = [row.ids[order].tolist() for row, order in zip(rows, orders, strict=False)]
-    tokens = np.array([pending, *(said[depth - 1][rank] for _, depth, rank, _ in nodes)], dtype=np.int64)
+    tokens = np.array([pending, *(said[level - 1][rank] for _, level, rank, _ in nodes)], dtype=np.int64)
     parents = np.array([-1, *(parent for parent, _, _, _ in nodes)], dtype=np.int64)
     return fixed(tokens, parents, origin, np.array([1.0, *(value for _, _, _, value in nodes)]))

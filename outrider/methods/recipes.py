@@ -19,6 +19,7 @@ from outrider.methods import (
 )
 
 RECIPES = (
-    *basic.RECIPES, *blocks.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES,
-    *fixed_point.RECIPES, *mixed.RECIPES, *retrieval.RECIPES, *tables.RECIPES, *trained.RECIPES,
+    *basic.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES, *fixed_point.RECIPES,
+    *mixed.RECIPES, *retrieval.RECIPES, *tables.RECIPES,
+    *trained.RECIPES, *blocks.RECIPES,
 )  # fmt: skip
