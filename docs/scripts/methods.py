@@ -77,7 +77,7 @@ PAGES = (
         "A small network reads the target's hidden states and drafts a tree. [Train one](../guides/training/train.md) "
         "or [add a published one](../guides/training/drafters.md). For the embedded model an `eagle3` drafter comes "
         "with the package; the others are refused, with the commands that make one, where none is kept.",
-        ("feature",),
+        ("feature", "block"),
     ),
 )
 

@@ -79,16 +79,21 @@ class LayerTraits:
     catches_up: int = 0
 
 
-class LayerDriver(Protocol):
+class TextDriver(Protocol):
+    """Reads the target's features along texts. Changes its cache only."""
+
+    @property
+    def traits(self) -> LayerTraits: ...
+    def fuse(self, features: Tensor) -> Tensor: ...  # [rows, layers * d] -> [rows, d]: states where the target has been
+    def forward(self, pieces: Sequence[LayerPiece]) -> list[Tensor]: ...  # the states after these rows, [rows, d] each
+
+
+class LayerDriver(TextDriver, Protocol):
     """Runs one trained layer over the target's features. Changes its cache only."""
 
     @property
     def net(self) -> Any: ...  # the network it runs
-    @property
-    def traits(self) -> LayerTraits: ...
     def embed(self, tokens: Tensor) -> Tensor: ...  # the target's embeddings, as wide and as precise as the network
-    def fuse(self, features: Tensor) -> Tensor: ...  # [rows, layers * d] -> [rows, d]: states where the target has been
-    def forward(self, pieces: Sequence[LayerPiece]) -> list[Tensor]: ...  # the states after these rows, [rows, d] each
     def distributions(
         self, states: Sequence[Tensor], temperatures: Sequence[float], width: int
     ) -> list[list[QRow]]: ...  # after each row of each slot's states: the likeliest tokens, likeliest first
@@ -124,3 +129,28 @@ class TreeDriver(Protocol):
     @property
     def largest_batch(self) -> int: ...
     def propose(self, wanted: Sequence[Wanted], nodes: int, deepest: int) -> TreesFound: ...
+
+
+class MaskFiller(Protocol):
+    """Runs a network that says a whole block of tokens in one pass, from what it read of the text."""
+
+    @property
+    def traits(self) -> LayerTraits: ...
+    @property
+    def deepest(self) -> int: ...  # tokens of a block
+    def blocks(self, wanted: Sequence[Wanted], width: int) -> list[list[QRow]]:
+        """Of each slot the distribution at each depth, whatever is drafted at the others: its `width` likeliest tokens.
+
+        Changes state: the rows of text that wait are in the cache, and may be handed over again.
+        """
+        ...
+
+
+class BlockDriver(MaskFiller, TextDriver, Protocol):
+    """One that reads the target's features."""
+
+
+class TextBlockDriver(MaskFiller, Protocol):
+    """One that reads the text itself; what a slot wants begins with the tokens that the cache lacks."""
+
+    def read(self, slot: int, start: int, tokens: Sequence[int]) -> None: ...  # to the cache, from this place on

@@ -181,6 +181,15 @@ class Marks(Protocol):
     ) -> list[NDArray[np.float64]]: ...  # of nodes done[i].. of each tree, which `Source.extend` was given
 
 
+class WholeSource(Source, Protocol):
+    """A source whose distribution at a depth is the same whatever is drafted above: a hint to growers.
+
+    They take all rows of a tree from one call, and go on without asking between its levels.
+    """
+
+    def marginals(self, slots: Sequence[int]) -> list[list[QRow]]: ...  # a row a depth; none: nothing to go on from
+
+
 class Grower(Protocol):
     """Unrolls a source into one tree a slot. Knows no model."""
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from outrider.core.numeric.torch_threads import torch_threads
 from outrider.core.proposals import Proposals
-from outrider.core.protocols import Context, Grower, Noise, Remembers, Source
+from outrider.core.protocols import Context, Grower, Noise, Remembers, Source, WholeSource
 from outrider.core.records import Budget, Chunk, Needs, StepRecord
 from outrider.core.tree import QRow, TokenTree
 
@@ -56,7 +56,8 @@ class Grown:
         pending = [int(context.tokens[-1]) for context in contexts]
         drawn = [n if self.sampled and c.temperature > 0 else None for n, c in zip(noise, contexts, strict=True)]
         with self._threads():
-            counted = _Counted(self.source)
+            whole = getattr(self.source, "marginals", None) is not None
+            counted = _CountedWhole(self.source) if whole else _Counted(self.source)
             return Proposals(self.grower.grow(cast(Source, counted), slots, pending, budgets, drawn), counted.levels)
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
@@ -103,3 +104,11 @@ class _Counted:
     def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
         self.levels += 1
         return self.source.extend(slots, trees, done)
+
+
+class _CountedWhole(_Counted):
+    """One with the hint to growers, which passes through this."""
+
+    def marginals(self, slots: Sequence[int]) -> list[list[QRow]]:
+        self.levels += 1
+        return cast(WholeSource, self.source).marginals(slots)

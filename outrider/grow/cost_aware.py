@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from outrider.core.records import Budget, StepRecord
 from outrider.core.tree import QRow, TokenTree
 from outrider.grow.acceptance import RankAcceptance
 from outrider.grow.drawing import without_replacement
+from outrider.grow.products import Path, likeliest_paths
 from outrider.grow.shape import Shape, fill
 
 TargetCost = Callable[[int, int, int], float]  # seconds of a step by rows in all, sequences, and longest context
@@ -96,7 +96,7 @@ def fastest_shape(
     calls = [call(rows) for rows in range(1, limit.nodes + 2)]
     best, rate = Shape(), 1.0 / steps[0] if least == 0 else 0.0
     for depth in range(1, limit.depth + 1):
-        nodes = _likeliest(table, limit.nodes, depth)
+        nodes = likeliest_paths(table, limit.nodes, depth)
         if not nodes or max(level for _, level, _, _ in nodes) < depth:
             break  # nodes this deep are never among the likeliest
         expanded, drafting, tokens = [0] * depth, 0.0, 1.0  # nodes expanded at each level
@@ -113,28 +113,7 @@ def fastest_shape(
     return best, rate
 
 
-_Node = tuple[int, int, int, float]  # parent in this list's numbering (0 is the root), depth, rank, value
-
-
-def _likeliest(table: Sequence[Sequence[float]], count: int, depth: int) -> list[_Node]:
-    """The `count` nodes at most `depth` deep of largest value, parents and earlier siblings first."""
-    values, nodes = [1.0], list[_Node]()
-    heap = [(-table[0][0], 0, 1, 0)]  # -value, parent, depth, rank
-    while heap and len(nodes) < count:
-        minus, parent, level, rank = heappop(heap)
-        if minus == 0.0:
-            break  # nothing left has a chance
-        nodes.append((parent, level, rank, -minus))
-        values.append(-minus)
-        row = table[min(level - 1, len(table) - 1)]
-        if rank + 1 < len(row):
-            heappush(heap, (-values[parent] * row[rank + 1], parent, level, rank + 1))
-        if level < depth:
-            heappush(heap, (minus * table[min(level, len(table) - 1)][0], len(nodes), level + 1, 0))
-    return nodes
-
-
-def _in_levels(nodes: Sequence[_Node]) -> Shape:
+def _in_levels(nodes: Sequence[Path]) -> Shape:
     place = {0: 0}
     parents: list[int] = []
     order = sorted(range(len(nodes)), key=lambda i: (nodes[i][1], nodes[i][2]))

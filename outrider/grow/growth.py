@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.numeric.likeliest import NO_ROW
 from outrider.core.protocols import Marks, Noise, Source
 from outrider.core.records import Budget
 from outrider.core.tree import Draw, QRow, TokenTree
@@ -111,8 +112,15 @@ class Rule(Protocol):
 
 
 def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule], marks: Marks | None = None) -> None:
-    """Grow every slot's tree until no rule wants another row or its budget is spent."""
+    """Grow every slot's tree until no rule wants another row or its budget is spent.
+
+    A source with the hint `marginals` (`WholeSource`) is asked once for all.
+    """
     waiting = {i: [0] for i, rule in enumerate(rules) if rule.growth.may_expand(0)}
+    if waiting and (marginals := getattr(source, "marginals", None)) is not None:
+        for i, rows in zip(waiting, marginals([slots[i] for i in waiting]), strict=True):
+            _by_depth(rules[i], rows)
+        return
     found = [[row] for row in source.start([slots[i] for i in waiting])] if waiting else []
     while waiting:
         wanted: dict[int, list[int]] = {}
@@ -129,3 +137,12 @@ def unroll(source: Source, slots: Sequence[int], rules: Sequence[Rule], marks: M
                 every = marks.chances(running, trees, done)
                 for (i, nodes), chances in zip(waiting.items(), every, strict=True):
                     rules[i].growth.chances.update(zip(nodes, chances.tolist(), strict=False))
+
+
+def _by_depth(rule: Rule, rows: Sequence[QRow]) -> None:
+    """Grow a tree from the distributions at each depth; below the last nothing is proposed."""
+    growth, nodes = rule.growth, [0]
+    while nodes:
+        depths = (growth.depths[node] for node in nodes)
+        found = [rows[depth] if depth < len(rows) else NO_ROW for depth in depths]
+        nodes = [node for node in rule.expand(nodes, found) if growth.may_expand(node)]

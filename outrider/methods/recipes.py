@@ -6,6 +6,7 @@ options dataclass, a build function and a row in one of these files.
 
 from outrider.methods import (
     basic,
+    blocks,
     copies,
     cross,
     drafted,
@@ -22,6 +23,6 @@ from outrider.methods import (
 
 RECIPES = (
     *basic.RECIPES, *copies.RECIPES, *cross.RECIPES, *drafted.RECIPES, *early_exit.RECIPES, *fixed_point.RECIPES,
-    *mixed.RECIPES, *prompt_rows.RECIPES, *retrieval.RECIPES, *stopping.RECIPES, *superposed.RECIPES,
-    *tables.RECIPES, *trained.RECIPES,
+    *blocks.RECIPES, *mixed.RECIPES, *prompt_rows.RECIPES, *retrieval.RECIPES, *stopping.RECIPES,
+    *superposed.RECIPES, *tables.RECIPES, *trained.RECIPES,
 )  # fmt: skip

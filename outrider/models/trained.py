@@ -17,6 +17,7 @@ from outrider.models.drafts import CARD, WEIGHTS, read_drafter, unpacked
 from outrider.models.kept import find_drafter
 from outrider.models.load import LoadedModel
 from outrider.models.networks.acceptance import AcceptanceHead
+from outrider.models.networks.block import BlockShape, DeerNet, DFlashNet
 from outrider.models.networks.eagle2 import Eagle2Layer
 from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 from outrider.models.networks.fspad import FspadLayer, FspadShape
@@ -102,6 +103,8 @@ NETWORKS: dict[str, Make] = {
     "medusa": partial(_headed, MedusaHeads, HeadsShape),
     "hydra": partial(_headed, HydraHeads, HeadsShape),
     "ppd": partial(_whole, PromptRows, PromptShape),
+    "dflash": partial(_headed, DFlashNet, BlockShape),
+    "deer": partial(_headed, DeerNet, BlockShape),
     KANGAROO: _kangaroo,
     ACCEPTANCE: _acceptance,
 }

@@ -30,6 +30,7 @@ class EvalPlan:
     batch: int = 8  # sequences that run together
     max_context: int = 2048
     seed: int = 0
+    grower: str = ""  # how trees grow; empty: as the method does by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Row:
     tokens: int
     steps: int
     by_depth: tuple[float, ...]  # acceptance at each depth
+    draft_ms: float = 0.0  # of a step of all sequences that run together
 
     @property
     def accepted(self) -> float:
@@ -51,6 +53,7 @@ class Row:
             "budget": self.budget, "temperature": self.temperature, "group": self.group, "prompts": self.prompts,
             "tokens": self.tokens, "steps": self.steps, "accepted": round(self.accepted, 3),
             "by_depth": [round(rate, 3) for rate in self.by_depth],
+            "draft_ms": round(self.draft_ms, 3),
         }  # fmt: skip
 
 
@@ -69,6 +72,7 @@ def evaluate(
         for done, (budget, temperature) in enumerate(settings):
             options = {"drafter": str(folder), "draft": str(folder), "budget": budget, "depth": plan.depth,
                        "controller": "fixed"}  # fmt: skip
+            options |= {"grower": plan.grower} if plan.grower else {}
             recipe = engine.recipe(kind, {name: value for name, value in options.items() if name in known})
             params = SamplingParams(max_new_tokens=plan.new_tokens, temperature=temperature, seed=plan.seed)
             terms = Terms(cache_salt=str(done))  # a drafter sees the whole prompt every time
@@ -100,4 +104,5 @@ def _row(budget: int, temperature: float, group: str, results: Sequence[Generati
     return Row(
         budget, temperature, group, len(stats), sum(each.new_tokens for each in stats),
         sum(each.steps for each in stats), rates,
+        1000 * sum(each.draft_s for each in stats) / max(sum(each.steps for each in stats), 1),
     )  # fmt: skip

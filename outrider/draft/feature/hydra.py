@@ -14,10 +14,10 @@ import torch
 
 from outrider.core.numeric.likeliest import NO_ROW
 from outrider.core.tree import QRow, TokenTree
-from outrider.draft.feature.medusa import MedusaSource
+from outrider.draft.feature.medusa import HeadsSource
 
 
-class HydraSource(MedusaSource):
+class HydraSource(HeadsSource):
     name = "hydra"
 
     @torch.inference_mode()

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.core.numeric.likeliest import NO_ROW, head_distributions
+from outrider.core.numeric.likeliest import head_distributions
 from outrider.core.protocols import Context
 from outrider.core.records import Chunk, Needs, StepRecord
-from outrider.core.tree import QRow, TokenTree
+from outrider.core.tree import QRow
+from outrider.draft.marginals import Marginals
 
 
 class HeadsShape(Protocol):
@@ -45,15 +46,14 @@ class Heads(Protocol):
 
 @dataclass(slots=True)
 class Seat:
-    """One sequence: the feature before its pending token, and the heads' distributions made from it."""
+    """One sequence: the feature before its pending token."""
 
     context: Context
     feature: Tensor | None = None  # [d]
-    rows: list[QRow] = field(default_factory=list)
 
 
-class MedusaSource:
-    name = "medusa"
+class HeadsSource:
+    """What sources over heads share: one feature a sequence, and distributions from states."""
 
     def __init__(
         self, net: Heads, embed: Callable[[Tensor], Tensor], *, width: int = 64,
@@ -77,27 +77,6 @@ class MedusaSource:
     def end(self, slot: int) -> None:
         self.seats.pop(slot, None)
 
-    @torch.inference_mode()
-    def start(self, slots: Sequence[int]) -> list[QRow]:
-        """After each pending token; nothing where the target has no feature yet."""
-        ready = [slot for slot in slots if self.seats[slot].feature is not None]
-        heads, blank = self.net.deepest, torch.empty(0, device=self.device)
-        if ready:
-            features = self.features(ready)
-            with self.active():
-                states = torch.stack([self.net.state(number, features, blank) for number in range(heads)], 1)
-            each = [slot for slot in ready for _ in range(heads)]
-            found = iter(self.distributions(each, states.flatten(0, 1)))
-            for slot in ready:
-                self.seats[slot].rows = [next(found) for _ in range(heads)]
-        return [self.seats[slot].rows[0] if slot in ready else NO_ROW for slot in slots]
-
-    def extend(self, slots: Sequence[int], trees: Sequence[TokenTree], done: Sequence[int]) -> list[list[QRow]]:
-        return [
-            [self._at(slot, int(depth)) for depth in tree.depths[first:]]
-            for slot, tree, first in zip(slots, trees, done, strict=True)
-        ]
-
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         for slot, record in zip(slots, records, strict=True):
             rows = [0, *record.verdict.path][: len(record.emitted)]
@@ -115,10 +94,23 @@ class MedusaSource:
             logits = self.net.logits(states)
         return head_distributions(logits, temperature, self.net.ids, self.width)
 
-    def _at(self, slot: int, depth: int) -> QRow:
-        rows = self.seats[slot].rows
-        return rows[depth] if depth < len(rows) else NO_ROW
-
     def _kept(self, feature: Tensor) -> Tensor:
         """A copy: the rows around it may go."""
         return feature.to(self.device, self.dtype, copy=True)
+
+
+class MedusaSource(Marginals, HeadsSource):
+    name = "medusa"
+
+    @torch.inference_mode()
+    def marginals(self, slots: Sequence[int]) -> list[list[QRow]]:
+        """After each pending token, a head each; none where the target has no feature yet."""
+        ready = [slot for slot in slots if self.seats[slot].feature is not None]
+        if not ready:
+            return [[] for _ in slots]
+        heads, blank, features = self.net.deepest, torch.empty(0, device=self.device), self.features(ready)
+        with self.active():
+            states = torch.stack([self.net.state(number, features, blank) for number in range(heads)], 1)
+        rows = self.distributions([slot for slot in ready for _ in range(heads)], states.flatten(0, 1))
+        found = {slot: rows[at * heads : (at + 1) * heads] for at, slot in enumerate(ready)}
+        return [found.get(slot, []) for slot in slots]

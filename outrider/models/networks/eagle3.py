@@ -43,6 +43,28 @@ class Eagle3Shape:
         return asdict(self)
 
 
+class RotaryShape(Protocol):
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def theta(self) -> float: ...
+    @property
+    def scaling(self) -> tuple[float, ...]: ...
+
+
+class LayerSizes(RotaryShape, Protocol):
+    """What the parts of a layer are made from."""
+
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def intermediate(self) -> int: ...
+
+
 class FeatureLayer(Protocol):
     """One decoder layer over the target's features: `Eagle3Layer` says what each of these does."""
 
@@ -75,7 +97,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections only: who sees whom is the caller's business."""
 
-    def __init__(self, shape: Eagle3Shape, width: int) -> None:
+    def __init__(self, shape: LayerSizes, width: int) -> None:
         super().__init__()
         self.shape = shape
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -89,16 +111,25 @@ class Attention(nn.Module):
 
         Without positions they are left unrotated, for a caller whose kernels do it.
         """
-        parts = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
-        q, k, v = (part.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2) for part in parts)
+        q, k, v = (heads(proj(x), self.shape.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if positions is None:
             return q, k, v
-        angles = rotary_angles(positions, self.shape)[:, None]  # [B, 1, R, D / 2]
-        cos, sin = angles.cos(), angles.sin()
-        return _rotated(q, cos, sin), _rotated(k, cos, sin), v
+        rotary = rotation(positions, self.shape)
+        return rotated(q, rotary), rotated(k, rotary), v
 
 
-def rotary_angles(positions: Tensor, shape: Eagle3Shape) -> Tensor:
+def heads(x: Tensor, dim: int) -> Tensor:
+    """[B, R, H * D] -> [B, H, R, D]"""
+    return x.unflatten(-1, (-1, dim)).transpose(1, 2)
+
+
+def rotation(positions: Tensor, shape: RotaryShape) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for heads of rows at these positions, [B, 1, R, D / 2] each."""
+    angles = rotary_angles(positions, shape)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def rotary_angles(positions: Tensor, shape: RotaryShape) -> Tensor:
     """[..., D / 2]: by how much each pair of a head is rotated at each position."""
     half = shape.head_dim // 2
     steps = torch.arange(half, device=positions.device, dtype=torch.float32) / half
@@ -110,13 +141,15 @@ def rotary_angles(positions: Tensor, shape: Eagle3Shape) -> Tensor:
     return positions[..., None] * speeds
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """[B, H, R, D], the first half of each head's numbers rotated against the second."""
+    cos, sin = rotary
     a, b = _wide(x).chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
 class MLP(nn.Module):
-    def __init__(self, shape: Eagle3Shape) -> None:
+    def __init__(self, shape: LayerSizes) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)

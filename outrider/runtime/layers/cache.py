@@ -1,6 +1,7 @@
-"""FeatureCache: keys and values of a one-layer drafter, one row a position, for all slots in one tensor.
+"""FeatureCache: keys and values of a drafter's layers, one row a position, for all slots in one tensor.
 
-Rows of candidates stand behind the committed ones and are simply written over later: going back costs nothing.
+The heads of several layers stand one behind another. Rows of candidates stand behind the committed ones and are simply
+written over later: going back costs nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+EVERY = slice(None)
 
 
 class FeatureCache:
@@ -31,20 +34,23 @@ class FeatureCache:
         self._keys, self._values = (_grown(old, new_slots, new_rows) for old in (self._keys, self._values))
 
     def write(
-        self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], keys: Tensor, values: Tensor
+        self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], keys: Tensor, values: Tensor,
+        heads: slice = EVERY,
     ) -> None:  # fmt: skip
-        """Changes state: the first counts[i] rows of batch entry i go to rows starts[i].. of slots[i]."""
+        """Changes state: the first counts[i] rows of batch entry i go to rows starts[i].. of slots[i], these heads."""
         for i, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True)):
-            self._keys[slot, :, start : start + count] = keys[i, :, :count]
-            self._values[slot, :, start : start + count] = values[i, :, :count]
+            self._keys[slot, heads, start : start + count] = keys[i, :, :count]
+            self._values[slot, heads, start : start + count] = values[i, :, :count]
 
-    def read(self, slots: Sequence[int], rows: int) -> tuple[Tensor, Tensor]:
+    def read(self, slots: Sequence[int], rows: int, heads: slice = EVERY) -> tuple[Tensor, Tensor]:
         """The first rows of these slots, [batch, heads, rows, dim]; a view where the slots follow each other."""
-        first = slots[0]
+        first, every = slots[0], (self._keys[:, heads, :rows], self._values[:, heads, :rows])
         if list(slots) == list(range(first, first + len(slots))):
-            return self._keys[first : first + len(slots), :, :rows], self._values[first : first + len(slots), :, :rows]
+            keys, values = (part[first : first + len(slots)] for part in every)
+            return keys, values
         index = torch.tensor(slots, device=self._keys.device)
-        return self._keys[:, :, :rows].index_select(0, index), self._values[:, :, :rows].index_select(0, index)
+        keys, values = (part.index_select(0, index) for part in every)
+        return keys, values
 
 
 def _grown(old: Tensor, slots: int, rows: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -14,13 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.core.layer_driver import LayerDriver
+from outrider.core.layer_driver import BlockDriver, LayerDriver, TextBlockDriver
 from outrider.core.protocols import Target
+from outrider.models.networks.block import DeerNet, DFlashNet
 from outrider.models.networks.eagle3 import FeatureLayer
 from outrider.runtime.cuda import reference
+from outrider.runtime.layers.blocks import FeatureBlocks, TokenBlocks
+from outrider.runtime.layers.cache import FeatureCache
 from outrider.runtime.layers.plain import PlainDriver
 from outrider.runtime.layers.plain import eight_bits as eight_bits
-from outrider.runtime.layers.recorded import ROOM, Recording, fits
+from outrider.runtime.layers.recorded import ROOM, Forward, Recording, fits
+from outrider.runtime.layers.recorded_blocks import RecordedBlocks
 
 log = logging.getLogger("outrider")
 
@@ -37,6 +41,20 @@ def layer_driver(net: FeatureLayer, embed: Callable[[Tensor], Tensor], *, beside
     from outrider.runtime.layers.native import made_for
 
     return made_for(plain, 1 if beside else torch.get_num_threads()) or plain
+
+
+def block_driver(net: DFlashNet, embed: Callable[[Tensor], Tensor], target: Target) -> BlockDriver:
+    """Of a network that fills blocks; `embed` is the target's. Recorded on CUDA where memory allows it."""
+    plain = FeatureBlocks(net, embed, eight_bits(net).active)
+    if plain.traits.device.type != "cuda" or find_spec("triton") is None or not _reserved(plain.cache, target):
+        return plain
+    ops, record = _recorder(plain.traits.device)
+    return RecordedBlocks(plain, ops, active=nullcontext, record=record)
+
+
+def text_block_driver(net: DeerNet, embed: Callable[[Tensor], Tensor]) -> TextBlockDriver:
+    """Of a network that fills blocks and reads the text itself."""
+    return TokenBlocks(net, embed, eight_bits(net).active)
 
 
 @dataclass(slots=True)
@@ -72,13 +90,18 @@ class Drivers:
     def _has_room(self, target: Target) -> bool:
         if self.roomy is None:
             assert isinstance(self.driver, PlainDriver)
-            try:
-                self.driver.cache.reserve(target.traits.slots, target.max_context + ROOM)
-                self.roomy = True
-            except torch.OutOfMemoryError:
-                log.warning("drafts are not recorded but made step by step: too little GPU memory")
-                self.roomy = False
+            self.roomy = _reserved(self.driver.cache, target)
         return self.roomy
+
+
+def _reserved(cache: FeatureCache, target: Target) -> bool:
+    """Changes the cache: room for all that a target's slots can hold, so that it never moves; whether there is."""
+    try:
+        cache.reserve(target.traits.slots, target.max_context + ROOM)
+    except torch.OutOfMemoryError:
+        log.warning("drafts are not recorded but made step by step: too little GPU memory")
+        return False
+    return True
 
 
 def recording(driver: PlainDriver, *, beam: int, branch: int) -> Recording:
@@ -87,12 +110,17 @@ def recording(driver: PlainDriver, *, beam: int, branch: int) -> Recording:
     ops: Any = reference
     if device.type != "cuda":
         return Recording(driver, ops, beam=beam, branch=branch, active=driver.active, record=None)
+    ops, record = _recorder(device)
+    return Recording(driver, ops, beam=beam, branch=branch, active=fused(driver, ops), record=record)
+
+
+def _recorder(device: torch.device) -> tuple[Any, Callable[[Forward], Forward]]:
+    """The kernels of the runtime that records whole steps, and what records a forward with them."""
     from outrider.runtime.cuda.backend import kernels
     from outrider.runtime.cuda.step import recorded
 
     ops = SimpleNamespace(**vars(kernels()), Layout=reference.Layout)
-    record = partial(recorded, device=device, pool=torch.cuda.graph_pool_handle())
-    return Recording(driver, ops, beam=beam, branch=branch, active=fused(driver, ops), record=record)
+    return ops, partial(recorded, device=device, pool=torch.cuda.graph_pool_handle())
 
 
 def fused(driver: PlainDriver, ops: Any) -> Callable[[], AbstractContextManager[None]]:

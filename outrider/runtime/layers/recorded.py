@@ -167,8 +167,8 @@ class _Proposal:
         }
         self.counts = {rows: torch.full((batch,), rows, device=device) for rows in self.begins}
         self.trees = torch.zeros((batch,), dtype=torch.int64, device=device)  # masks by words for all of them
-        self.chain = _words([(1 << row + 1) - 1 for row in range(TEXT_ROWS)]).to(device)  # [TEXT_ROWS, 2]
-        self.itself = _words([1 << node for node in range(nodes)]).to(device)  # [nodes, 2]
+        self.chain = words([(1 << row + 1) - 1 for row in range(TEXT_ROWS)]).to(device)  # [TEXT_ROWS, 2]
+        self.itself = words([1 << node for node in range(nodes)]).to(device)  # [nodes, 2]
 
     def __call__(self) -> Tensor:
         with self.owner.active():
@@ -203,13 +203,13 @@ class _Proposal:
             parent, number = chosen // branch, self.first[level - 1] + chosen
             here = slice(begun, begun + size)
             begun += size
-            words = _picked(words, parent) | self.itself[here]
+            words = picked_rows(words, parent) | self.itself[here]
             flying, position = self.flying[level - 1], positions[:, here].contiguous()
             layout = self._layout(length, flying, position, words)
             at = TEXT_ROWS + level - 1
             turned = turn[:, :, at, None].expand(-1, -1, size, -1)
             below = tokens.gather(1, chosen)
-            states = self._run(below, _picked(states, parent), layout, stored[:, :, here], turned)
+            states = self._run(below, picked_rows(states, parent), layout, stored[:, :, here], turned)
         tokens, parents, values = (torch.cat(part, 1) for part in zip(*levels, strict=True))
         best = values.sort(dim=1, descending=True, stable=True)  # of equals the first, which is the parent
         order = best.indices[:, : self.keep]
@@ -235,9 +235,9 @@ class _Proposal:
         layout = self._layout(given.lengths, given.counts, positions, torch.where(real[..., None], self.chain, 0))
         places = torch.where(real, rows, self.keys.shape[2] - 1)
         stored = torch.stack([given.slots[:, None].expand_as(places), places])
-        state = owner.net.fuse(_picked(given.given, given.rows))
+        state = owner.net.fuse(picked_rows(given.given, given.rows))
         states = self._run(given.tokens, state, layout, stored, turn[:, :, :TEXT_ROWS])
-        return _picked(states, (given.counts - 1).clamp(min=0)[:, None]), turn
+        return picked_rows(states, (given.counts - 1).clamp(min=0)[:, None]), turn
 
     def _run(self, tokens: Tensor, state: Tensor, layout: Any, stored: Tensor, turn: Tensor) -> Tensor:
         """The layer over [B, R] rows; `stored`: their slots and places there [2, B, R], `turn`: their rotations."""
@@ -286,12 +286,12 @@ def _halves(flat: Any, batch: int) -> tuple[Any, Any]:
     return flat[:alone].reshape(SCALARS, batch), flat[alone:].reshape(2, batch, TEXT_ROWS)
 
 
-def _picked(x: Tensor, rows: Tensor) -> Tensor:
+def picked_rows(x: Tensor, rows: Tensor) -> Tensor:
     """[B, n, d] at [B, m] -> [B, m, d]."""
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def _words(masks: Sequence[int]) -> Tensor:
+def words(masks: Sequence[int]) -> Tensor:
     """Bit masks as two signed 64-bit words each."""
     parts = [[mask & ((1 << WORD) - 1), mask >> WORD] for mask in masks]
     return torch.from_numpy(np.array(parts, dtype=np.uint64).reshape(-1, 2).view(np.int64).copy())

@@ -80,11 +80,16 @@ def new_layer(target: LoadedModel, data: SelfData, plan: Eagle3Plan) -> Eagle3La
     ids = draft_vocabulary(split(data, plan.held_out)[1], plan.vocab or VOCAB, len(head), target.eos_ids)
     net = initialised(Eagle3Layer(layer_shape(target, layers, len(ids), plan.intermediate), ids), plan.seed)
     net.lm_head.weight.data.copy_(head[ids.to(head.device)].float())
-    hidden = net.shape.hidden
-    for weight, size in zip(net.fc.weight.data.split(hidden, dim=1), _sizes(target, data, layers), strict=True):
+    fuse_evenly(net.fc, target, data, layers)
+    return net.to(target.device)
+
+
+def fuse_evenly(fusion: nn.Linear, target: LoadedModel, data: SelfData, layers: tuple[int, ...]) -> None:
+    """Changes the fusion: it begins near the mean of the features, each made of size one."""
+    hidden = fusion.out_features
+    for weight, size in zip(fusion.weight.data.split(hidden, dim=1), _sizes(target, data, layers), strict=True):
         # Features are tens large; a state as large would drown what the layer adds to it.
         weight.add_(torch.eye(hidden) / len(layers)).div_(size)
-    return net.to(target.device)
 
 
 def layer_shape(target: LoadedModel, layers: tuple[int, ...], vocab: int, intermediate: int) -> Eagle3Shape:
@@ -99,12 +104,12 @@ def layer_shape(target: LoadedModel, layers: tuple[int, ...], vocab: int, interm
     )  # fmt: skip
 
 
-def initialised(net: Module, seed: int) -> Module:
+def initialised(net: Module, seed: int, spread: float = 0.02) -> Module:
     """Small random matrices; smaller those that add to what flows past."""
     torch.manual_seed(seed)
     for name, weight in net.named_parameters():
         if weight.ndim == 2:
-            nn.init.normal_(weight, std=0.02 if "o_proj" not in name and "down_proj" not in name else 0.01)
+            nn.init.normal_(weight, std=spread if "o_proj" not in name and "down_proj" not in name else spread / 2)
     return net
 
 

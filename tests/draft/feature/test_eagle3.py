@@ -19,7 +19,8 @@ from outrider.core.records import Budget, Chunk, Needs, Scores
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import run_texts
 from outrider.core.tree import NOTHING, from_paths
-from outrider.draft.feature.eagle3 import ROWS_AT_ONCE, Eagle3Source, Seat
+from outrider.draft.feature.eagle3 import Eagle3Source
+from outrider.draft.feature.text import ROWS_AT_ONCE, Seat
 from outrider.draft.grown import Grown
 from outrider.grow.chain import Chain
 from outrider.grow.dyspec import Threshold

@@ -15,8 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.core.records import Budget, Chunk, Piece, StepRecord, Verdict
 from outrider.core.tree import TokenTree, root
-from outrider.draft.feature.eagle3 import ROWS_AT_ONCE, Eagle3Source, Seat
+from outrider.draft.feature.eagle3 import Eagle3Source
 from outrider.draft.feature.recorded import Recorded
+from outrider.draft.feature.text import ROWS_AT_ONCE, Seat
 from outrider.draft.grown import Grown
 from outrider.grow.topk import TopK
 from outrider.models import load_model

@@ -13,7 +13,8 @@ import torch
 from outrider.core.layer_driver import LayerPiece
 from outrider.core.records import Scores, StepRecord, Verdict
 from outrider.core.tree import from_paths, root
-from outrider.draft.feature.eagle3 import Eagle3Source, Seat
+from outrider.draft.feature.eagle3 import Eagle3Source
+from outrider.draft.feature.text import Seat
 from outrider.models.networks.eagle2 import Eagle2Layer
 from outrider.models.networks.eagle3 import Eagle3Layer, Eagle3Shape
 from outrider.runtime.layers.native import CATCHES_UP, NativeDriver, made_for

@@ -28,6 +28,7 @@ SETTINGS = {
     "eagle3": {"vocab": 64, "unroll": 3, "intermediate": 32}, "eagle2": {"intermediate": 32},
     "fspad": {"intermediate": 32}, "medusa": {"heads": 3, "lr": 1e-2}, "hydra": {"heads": 3},
     "ppd": {"lr": 1e-1, "anchors": 16},
+    "dflash": {"deep": 1, "block": 4, "intermediate": 32, "lr": 3e-2}, "deer": {"layers": "2", "block": 4, "lr": 1e-2},
 }  # fmt: skip
 EVERY = pytest.mark.parametrize("kind", SETTINGS)
 NETWORKS = pytest.mark.parametrize("kind", [kind for kind in SETTINGS if kind != "ppd"])  # which has none of its own

@@ -1,0 +1,1 @@
+"""Drafters that say a whole block of tokens in one forward pass."""

@@ -1,0 +1,119 @@
+"""Methods whose drafter says a whole block of tokens in one forward pass of a network trained for the target.
+
+Without a drafter named, the user's newest for this target is used; where there is none, the method is refused with the
+commands that train one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outrider.core.protocols import Grower, Recipe, Source
+from outrider.core.records import Role
+from outrider.methods import MethodInfo, Options, Parts, option
+from outrider.methods.common import (
+    AUTO,
+    CONTROLLER_HELP,
+    Candidates,
+    ControllerName,
+    VerifierName,
+    budget_option,
+    check_drafter,
+    controller,
+    embedding,
+    told_if_compiling,
+    verifier,
+    wide_steps,
+)
+from outrider.methods.trained import MANY, SOME, TrainedOptions
+
+MakeSource = Callable[[Parts, Any, int], Source]  # over a network, with rows of so many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions(Options):
+    drafter: str = option("", TrainedOptions.__dataclass_fields__["drafter"].metadata["help"])
+    budget: Candidates = budget_option(AUTO, f"most candidates a step; auto: {MANY} on a GPU, else {SOME}")
+    depth: int = option(16, "how deep a tree may be, if the block is as long", least=1)
+    grower: Literal["auto", "best-first", "dyspec", "chain"] = option(
+        "auto", "how the tree grows; auto: best-first where nothing is drawn, else dyspec"
+    )
+    width: int = option(64, "how many of the likeliest tokens a draft row keeps", least=1)
+    controller: ControllerName = option("payoff", CONTROLLER_HELP)
+    verifier: VerifierName = option("recursive", "acceptance rule; the invariant one drafts without sampling")
+
+
+def grown(
+    name: str, kind: str, make: MakeSource, parts: Parts, options: BlockOptions, search: Callable[[int], Grower] | None
+) -> Recipe:  # fmt: skip
+    """A method over a trained drafter of this kind; `search` makes the grower of trees that are not drawn, by depth."""
+    from outrider.draft.grown import Grown
+    from outrider.models.trained import drafter_of
+
+    nodes = options.budget if isinstance(options.budget, int) else MANY if wide_steps(parts) else SOME
+    net = drafter_of(parts.loaded, kind, options.drafter, parts.drafts)
+    depth = min(options.depth, net.deepest, nodes)
+    budget = controller(options.controller, depth if options.grower == "chain" else nodes, depth)
+    sampled, beside = options.verifier != "invariant", parts.target.traits.other_threads
+    drafter = Grown(make(parts, net, options.width), _grower(options, depth, search), sampled, beside=beside)
+    return Recipe(name, drafter, verifier(options.verifier), budget)
+
+
+def _grower(options: BlockOptions, depth: int, search: Callable[[int], Grower] | None) -> Grower:
+    from outrider.grow.best_first import BestFirst
+    from outrider.grow.chain import Chain
+    from outrider.grow.dyspec import Threshold
+    from outrider.grow.either import Either
+
+    searching = search(depth) if search is not None else BestFirst(depth)
+    match options.grower:
+        case "chain":
+            return Chain()
+        case "dyspec":
+            return Threshold(depth)
+        case "best-first":
+            return BestFirst(depth)
+    return Either(searching, Threshold(depth))
+
+
+def _dflash_source(parts: Parts, net: Any, width: int) -> Source:
+    from outrider.draft.block.dflash import DFlashSource
+    from outrider.runtime.layers.choice import block_driver
+
+    if ("blocks", net) not in parts.drafts:  # made once for all methods that draft with this network
+        with told_if_compiling("the drafter"):
+            parts.drafts["blocks", net] = block_driver(net, embedding(parts.target, parts.loaded), parts.target)
+    return DFlashSource(parts.drafts["blocks", net], width=width)
+
+
+def _deer_source(parts: Parts, net: Any, width: int) -> Source:
+    from outrider.draft.block.deer import DeerSource
+    from outrider.runtime.layers.choice import text_block_driver
+
+    if ("blocks", net) not in parts.drafts:
+        parts.drafts["blocks", net] = text_block_driver(net, embedding(parts.target, parts.loaded))
+    return DeerSource(parts.drafts["blocks", net], width=width)
+
+
+def _dflash(parts: Parts, options: BlockOptions) -> Recipe:
+    return grown("dflash", "dflash", _dflash_source, parts, options, None)
+
+
+def _deer(parts: Parts, options: BlockOptions) -> Recipe:
+    return grown("deer", "deer", _deer_source, parts, options, None)
+
+
+RECIPES = (
+    MethodInfo(
+        "dflash", "a few trained layers fill a block of masks in one pass over the target's states; a best-first tree",
+        "arXiv 2602.06036", "block", True, "a trained drafter (outrider train run)", BlockOptions, _dflash,
+        "draft/block/dflash.py", lambda options: check_drafter("dflash", options.drafter), role=Role.RUNS, samples=True,
+    ),
+    MethodInfo(
+        "deer", "some of the target's layers, trained to fill a block of masks behind the text; a best-first tree",
+        "arXiv 2512.15176", "block", True, "a trained drafter (outrider train run)", BlockOptions, _deer,
+        "draft/block/deer.py", lambda options: check_drafter("deer", options.drafter), role=Role.RUNS, samples=True,
+    ),
+)  # fmt: skip
