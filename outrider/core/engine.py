@@ -169,6 +169,9 @@ class Engine:
                 if self.wait_for_work(0.1):
                     with self._gate.entered():
                         self._step()
+                elif not self.closed:
+                    with self._gate.entered():
+                        self._use_spare_time(idle=True)
             except ClosedEngine:
                 return
             except Exception as error:  # everybody was told; those who come next find the engine at work
@@ -198,6 +201,7 @@ class Engine:
                 roster.admit()
             if roster.running:
                 self._advance(ready)
+                self._use_spare_time()
         except BaseException as error:
             self._abandon(error)  # an interrupt leaves clean partial results and free slots
             raise
@@ -219,6 +223,11 @@ class Engine:
                 self.queue.add(s)
         for s in [s for s in (*self.running, *(self.queue if cancelled else ())) if s.cancelled]:
             self.roster.leave(s, FinishReason.ERROR if s.error else FinishReason.CANCELLED)
+
+    def _use_spare_time(self, idle: bool = False) -> None:
+        """What the target would like to get ready, apart from the time of steps."""
+        if (spare := self.target.traits.spare) is not None:
+            spare(idle)
 
     def _sort_out(self) -> None:
         """Requests that have ended need no number any more."""

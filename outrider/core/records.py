@@ -175,6 +175,9 @@ class Traits:
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together
     pick: RowPicker | None = None  # in less time than torch's operations take; None: by those
     meanwhile: Callable[[Callable[[], None]], None] | None = None  # takes work that it does while the next pass runs
+    # Makes ready what later passes would like to find: a little between steps, one thing where nobody waits (`idle`).
+    # Whether there is more. None: it has nothing of the kind.
+    spare: Callable[[bool], bool] | None = None
 
 
 class Role(StrEnum):
