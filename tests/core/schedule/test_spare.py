@@ -1,4 +1,4 @@
-"""What a target would like to get ready is done between steps, where no step's time counts it, and while nobody asks."""
+"""What a target would like to get ready is done between steps, in the time of none, and while nobody asks."""
 
 from __future__ import annotations
 
