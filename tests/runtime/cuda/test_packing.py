@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,12 @@ def test_every_row_has_a_place_of_its_own_and_those_with_logits_are_last(
     parts = list(passes(blocks))
     assert [b for part in parts for b in part] == blocks
     for part in parts:
-        packed = pack(part, needs, smallest(part, needs))
+        least = smallest(part, needs)
+        packed = pack(part, needs, replace(least, rows=larger(least.rows)))  # fewer rows with logits than rows
+        scored = sum(b.rows for b in packed.blocks[packed.texts :])
+        assert packed.where.max() < packed.bucket.rows and len(set(packed.where)) == len(packed.where)
+        assert scored == 0 or packed.begins[packed.texts] >= packed.bucket.rows - least.scored
+        packed = pack(part, needs, least)
         size, where = packed.bucket, packed.where
         assert sorted(b.slot for b in packed.blocks) == [b.slot for b in part]
         assert len(set(where)) == len(where) == sum(b.rows for b in part)
@@ -55,6 +61,10 @@ def test_every_row_has_a_place_of_its_own_and_those_with_logits_are_last(
             assert not b.scored(needs) or begin >= first
         if len(where) > 16:
             assert size.rows <= 1.5 * len(where)
+
+
+def larger(rows: int) -> int:
+    return next((size for size in ROWS if size > rows), rows)
 
 
 def test_sixty_four_sequences_share_a_pass_and_one_more_does_not() -> None:
