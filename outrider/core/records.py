@@ -5,7 +5,7 @@ All are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -48,11 +48,36 @@ class TopRows:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenRows(Mapping[int, Tensor]):
+    """Hidden states of one slot's rows, [rows, d] by layer: cut out of those of the whole pass when asked for."""
+
+    whole: Mapping[int, Tensor]  # [rows of the pass, d]
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, hidden: Mapping[int, Tensor]) -> HiddenRows:
+        """Of states that stand alone: they are the whole of it."""
+        if isinstance(hidden, HiddenRows):
+            return hidden
+        return cls(hidden, 0, len(next(iter(hidden.values()), ())))
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self.whole[layer][self.first : self.first + self.count]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """The target's answer for the rows of one slot."""
 
     logits: Tensor | None  # [rows, V], raw, in the model's dtype; None where nobody asked (prompts)
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
     likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
     top: TopRows | None = None  # at least as many as were asked for, or None
     among: tuple[Tensor, int] | None = None  # all rows of the pass, [rows, V], and where `logits` begin in them

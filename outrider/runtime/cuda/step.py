@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from outrider.core.errors import UnsupportedModel
-from outrider.core.records import Scores, TopRows
+from outrider.core.records import HiddenRows, Scores, TopRows
 from outrider.runtime.cuda.fusion import real, unrotated
 from outrider.runtime.cuda.packing import Bucket, Packed
 from outrider.runtime.cuda.reference import MAX_NODES, WORD, Fresh, Layout
@@ -160,7 +160,7 @@ class Step:
         chosen = self._chosen.numpy().copy() if self.top else None
         scores = []
         for i, (b, begin) in enumerate(zip(blocks, begins, strict=True)):
-            states = {layer: whole[begin : begin + b.rows] for layer, whole in hidden.items()}
+            states = HiddenRows(hidden, begin, b.rows) if hidden else {}
             if i < texts:
                 scores.append(Scores(None, states))
                 continue
