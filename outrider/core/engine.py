@@ -263,8 +263,9 @@ class Engine:
             return
         begun = clock()
         groups, context = by_recipe(batch), sum(self.target.length(s.slot) for s in batch)
-        trees = self._draft(batch, groups, context)
         texts = {one.s.slot: len(one.piece.tokens) for one in stretches}
+        prompt_rows = sum(texts.values())
+        trees = self._draft(batch, groups, context, prompt_rows)
         if not self.target.fits({slot: len(tree) for slot, tree in trees.items()} | texts):
             trees = {s.slot: root(s.pending) for s in batch}
         drafted = clock()
@@ -272,7 +273,6 @@ class Engine:
         ran = run_pass(self.target, pieces, needs_of([*batch, *(one.s for one in stretches)]))
         self.outbox.empty()  # if that was not done while the pass ran
         verified = clock()
-        prompt_rows = sum(texts.values())
         of_prompts = self.pace.of_prompts(prompt_rows, verified - drafted) if prompt_rows else 0.0
         trees = {slot: piece.tree for slot, piece in ran.pieces.items() if piece.tree is not None}
         for s in [s for s in batch if s.slot in ran.failed]:
@@ -295,7 +295,7 @@ class Engine:
         timing = StepTiming(
             draft=(drafted - begun) + (observed - judged), verify=verified - drafted - of_prompts,
             rest=judged - verified + self._tail, rows=sum(map(len, trees.values())), batch=len(trees),
-            context=context, prompt_rows=prompt_rows,
+            context=context, prompt_rows=prompt_rows, prompts=of_prompts,
         )  # fmt: skip
         self.pace.learn(prompt_rows, True, verified - drafted, timing.total)
         roster.have_run(stretches, ran)
@@ -310,8 +310,9 @@ class Engine:
         for s in batch:
             s.note(records[s.slot], timing, now)
         for costs in {id(g.recipe.costs): g.recipe.costs for g in groups}.values():
-            if costs is not None and batch and not timing.prompt_rows:
-                costs.add(timing.rows, timing.batch, timing.verify + timing.rest, timing.context)
+            if costs is not None and batch:  # a row costs about the same whether it is a candidate or of a prompt
+                seconds = timing.verify + timing.prompts + timing.rest
+                costs.add(timing.rows + timing.prompt_rows, timing.batch, seconds, timing.context)
         for group in groups:
             of_group = [records[s.slot] for s in group.members]
             others = timing.rows - timing.batch - sum(record.tree.candidates for record in of_group)
@@ -331,14 +332,16 @@ class Engine:
             for watcher in self._watchers:
                 watcher(report)
 
-    def _draft(self, batch: list[Running], groups: list[Group], context: int) -> dict[int, TokenTree]:
+    def _draft(
+        self, batch: list[Running], groups: list[Group], context: int, prompt_rows: int
+    ) -> dict[int, TokenTree]:  # fmt: skip
         """The tree of each slot; what one method drafts for its sequences is part of the load for the next one."""
         trees = {s.slot: root(s.pending) for s in batch}
         for group in groups:
             if not group.planned:
                 continue
             begun = self.clock()
-            load = Load(len(batch), sum(tree.candidates for tree in trees.values()), context)
+            load = Load(len(batch), sum(tree.candidates for tree in trees.values()), context, prompt_rows)
             slots, limits = [s.slot for s in group.members], [s.room(self.target.max_rows) for s in group.members]
             wanted = group.recipe.controller.plan(slots, limits, load)
             for s, want, limit in zip(group.members, wanted, limits, strict=True):

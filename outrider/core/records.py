@@ -159,6 +159,7 @@ class Load:
     batch: int  # sequences, those that it plans for among them
     others: int = 0  # candidates of the other sequences
     context: int = 0  # tokens of text in the cache, of all sequences together
+    prompt_rows: int = 0  # of prompts that run in the same pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class StepTiming:
     others: int = 0  # candidates among them of sequences that another controller plans for
     context: int = 0  # tokens of text in the cache before the step, all slots together
     prompt_rows: int = 0  # that ran in the same pass; the seconds are without what they are taken to have cost
+    prompts: float = 0.0  # which is this
 
     @property
     def total(self) -> float:

@@ -56,6 +56,11 @@ class Seat:
         if self.length + self.missed + self.rows != position:
             self.missed, self.waiting, self.ran = position - self.length, [], 0
 
+    def goes_on_at(self, position: int) -> None:
+        """Changes state: the same where it was not told of all steps."""
+        if position > self.length + self.missed + self.rows:
+            self.starts_at(position)
+
     def settle(self) -> None:
         """Changes state: what the cache holds need not wait."""
         if not self.ran:
@@ -161,6 +166,7 @@ class Eagle3Source:
             if not rows:
                 continue
             seat.settle()
+            seat.goes_on_at(len(seat.context.tokens) - 1 - len(rows))
             seat.waiting.append(self._features(record.scores, rows, seen))
             seat.states = None
             if newest:
