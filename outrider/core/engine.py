@@ -21,6 +21,7 @@ from outrider.core.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.core.protocols import CompileForm, Constraints, Recipe, Target
 from outrider.core.records import Budget, Load, Piece, StepRecord, StepTiming
 from outrider.core.rows.judge import judge
+from outrider.core.rows.races import races
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Handle, Listener, StepReport, Terms, Watcher
 from outrider.core.schedule.checks import check_prompt, check_tree
@@ -269,7 +270,9 @@ class Engine:
         if not self.target.fits({slot: len(tree) for slot, tree in trees.items()} | texts):
             trees = {s.slot: root(s.pending) for s in batch}
         drafted = clock()
-        pieces = [*(Piece(s.slot, tree=trees[s.slot]) for s in batch), *(one.piece for one in stretches)]
+        asked = races(batch, trees) if self.target.traits.races else {}
+        pieces = [*(Piece(s.slot, tree=trees[s.slot], race=asked.get(s.slot)) for s in batch),
+                  *(one.piece for one in stretches)]  # fmt: skip
         ran = run_pass(self.target, pieces, needs_of([*batch, *(one.s for one in stretches)]))
         self.outbox.empty()  # if that was not done while the pass ran
         verified = clock()

@@ -81,6 +81,15 @@ class Scores:
     likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
     top: TopRows | None = None  # at least as many as were asked for, or None
     among: tuple[Tensor, int] | None = None  # all rows of the pass, [rows, V], and where `logits` begin in them
+    raced: Sequence[int] | None = None  # the token that each row's race has found, where the piece asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """How the target's noise chooses a token at each row of a tree: see `noise.race_scores`."""
+
+    temperature: float  # above 0
+    keys: NDArray[np.uint64]  # [rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,7 @@ class Piece:
     tokens: Sequence[int] = ()  # text: goes behind what the slot holds, and stays
     tree: TokenTree | None = None  # candidates: of these only what `commit` keeps stays
     done: int = 0  # leading nodes of the tree that ran since the last commit; rows cover the rest
+    race: Race | None = None  # of a tree none of which has run: for a target that says that it `races`
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +211,7 @@ class Traits:
     mixes: bool = False  # text and trees may share a pass
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together
     pick: RowPicker | None = None  # in less time than torch's operations take; None: by those
+    races: bool = False  # finds within a pass what the noise of a piece chooses
     meanwhile: Callable[[Callable[[], None]], None] | None = None  # takes work that it does while the next pass runs
     # Makes ready what later passes would like to find: a little between steps, one thing where nobody waits (`idle`).
     # Whether there is more. None: it has nothing of the kind.

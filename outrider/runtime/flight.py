@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.records import Needs
+from outrider.core.records import Needs, Race
 from outrider.core.tree import TokenTree
 
 _ITSELF = np.ones((1, 1), dtype=np.bool_)  # what a row without candidates sees in flight; never written to
@@ -27,6 +27,7 @@ class Block:
     sees: NDArray[np.bool_]  # [n - done, n]
     done: int = 0
     text: bool = False  # a chain that stays: the next rows of this slot come behind it
+    race: Race | None = None
 
     @property
     def rows(self) -> int:
@@ -48,8 +49,8 @@ def text_block(slot: int, length: int, tokens: NDArray[np.int64]) -> Block:
     return Block(slot, length, tokens, np.arange(rows), np.tri(rows, dtype=bool), text=True)
 
 
-def tree_block(slot: int, length: int, tree: TokenTree, done: int = 0) -> Block:
+def tree_block(slot: int, length: int, tree: TokenTree, done: int = 0, race: Race | None = None) -> Block:
     """The nodes of a tree from `done` on: every row sees its ancestors."""
     if len(tree) == 1:
-        return Block(slot, length, tree.tokens, tree.depths, _ITSELF)
-    return Block(slot, length, tree.tokens, tree.depths, tree.ancestor_mask()[done:], done)
+        return Block(slot, length, tree.tokens, tree.depths, _ITSELF, race=race)
+    return Block(slot, length, tree.tokens, tree.depths, tree.ancestor_mask()[done:], done, race=race)

@@ -168,7 +168,7 @@ class SlotTarget:
                 f"a tree of {len(tree)} rows and depth {tree.depth} behind {length} tokens passes max_rows "
                 f"{self.max_rows} or max_context {self.max_context}; draft less"
             )
-        return tree_block(piece.slot, length, tree, piece.done)
+        return tree_block(piece.slot, length, tree, piece.done, piece.race)
 
     @torch.inference_mode()
     def _pass(self, blocks: Sequence[Block], needs: Needs) -> list[Scores]:

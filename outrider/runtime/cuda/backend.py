@@ -72,7 +72,7 @@ class CudaBackend:
     max_rows = None
     prompt_rows = 512  # beside as many rows of trees in the largest pass
     block_size, reserves = 1, True
-    traits = Traits("graphs", even=True, mixes=True)  # what ran before a recording leaves nothing behind
+    traits = Traits("graphs", even=True, mixes=True, races=True)  # what ran before a recording leaves nothing behind
     cache: DeferredCache
 
     def __init__(
@@ -316,7 +316,8 @@ class CudaBackend:
             self._windows |= set(step.windows.values())
             if step.top:
                 return Outputs(logits, self._ops.top(logits, step.top), states)
-            return Outputs(logits, self._ops.likeliest(logits)[None, :, None], states)
+            raced = self._ops.pick(logits, step.temperatures, step.keys).int()
+            return Outputs(logits, torch.stack([self._ops.likeliest(logits).int(), raced])[..., None], states)
 
         return forward
 
