@@ -222,6 +222,9 @@ def main() -> None:
             )  # fmt: skip
             for spec in parse_specs(args.methods, parse_options(args.set)):
                 recipe = engine.recipe(spec.method, spec.options)
+                begun = time.perf_counter()
+                engine.prepare()
+                print(f"{spec.label}: ready after {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
                 warm = params.with_(max_new_tokens=16)
                 for count in counts:  # what is compiled or recorded at first use
                     ours(engine, recipe, count, endless(texts), warm, "warm")

@@ -23,7 +23,7 @@ from outrider.core.generation import Generation
 from outrider.core.inputs import Message, Prompt, prompt_list
 from outrider.core.params import SamplingArguments, SamplingParams
 from outrider.core.protocols import Closes, CompileForm, Constraints, Recipe, Refreshes, Target
-from outrider.core.records import Needs
+from outrider.core.records import NO_NEEDS, Needs
 from outrider.core.schedule.stream import Stream as Stream
 from outrider.core.text import token_decoder
 from outrider.explain import Explanation, explain, traced
@@ -156,9 +156,9 @@ class Outrider:
         with phase("drafters"):
             recipe = methods.build(name, self._parts, options)
         self._memory.recall((recipe.controller, recipe.drafter), kept)
-        if recipe.drafter is not None:
-            self._needs |= recipe.drafter.needs
-            self.target.prepare((), recipe.drafter.needs)
+        needs = recipe.drafter.needs if recipe.drafter is not None else NO_NEEDS
+        self._needs |= needs
+        self.target.prepare((), needs)
         return recipe
 
     def collect_memory(self) -> Arrays:

@@ -70,7 +70,7 @@ class Company:
         for _ in range(3):
             self.run(passes)
         first = self.now() - begun
-        steps = list(self.target.backend._steps.values())
+        steps = list(self.target.backend.recordings.steps.values())
         kept = [step.replay for step in steps]
         ran: list[tuple[Any, Callable[[], float]]] = []
         for step in steps:
@@ -143,7 +143,7 @@ def main() -> None:
         answers = company.trees([rows] * min(sequences, len(company.slots) - 1))
         company.measure(what, [[*answers, *company.texts([text])]])
     backend = company.target.backend
-    graphs = sum(step.graph for step in backend._steps.values())
+    graphs = sum(step.graph for step in backend.recordings.steps.values())
     say(what="recordings", graphs=graphs, bytes=backend._used, shelf=company.target.backend._shelf.bytes)
 
 

@@ -32,6 +32,7 @@ from outrider.core.records import Budget, Load, Role, StepRecord, StepTiming
 from outrider.core.tree import TokenTree
 
 NOTHING = Budget(0, 0)
+LEARNT = 16  # sequences of a step from which the depth of drafts is learnt, at most
 UNSAID = 1e-6  # the claim of a candidate that no drafter is heard for: it takes no chance from its siblings
 
 
@@ -60,10 +61,10 @@ class Offer:
 
 @dataclass(slots=True)
 class _Asked:
-    """What was asked of a part that runs a network in this step, by sequence."""
+    """What was asked of a part that runs a network in this step."""
 
     before: list[Offer]  # what the parts before it have found, weighed without it
-    depths: list[int]
+    depth: int
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class _Step:
     batch: int = 1  # sequences
     resting: bool = False  # nothing is drafted in it
     rows: int = 1  # of the step before, until `observe` tells its own
+    number: int = 0
     asked: dict[int, _Asked] = field(default_factory=dict)  # by part
     offers: dict[int, Offer] = field(default_factory=dict)  # before the cut, by slot
 
@@ -91,7 +93,7 @@ class Goodput:
     name: str = "goodput"
     acceptance: Acceptance = field(init=False)
     budget_shares: BudgetShares = field(init=False)  # of parts that sample
-    draft_depths: dict[int, DraftDepth] = field(init=False)  # of parts that run a network
+    draft_depths: dict[tuple[int, int], DraftDepth] = field(default_factory=dict)  # by part and size of batch
     sleeps: dict[int, SleepSchedule] = field(init=False)  # of parts that read rows
     _read_costs: dict[int, ReadCost] = field(default_factory=dict)  # by part
     _used: float = 8.0  # the most candidates that a recent step verified; falls by a tenth a step
@@ -101,7 +103,6 @@ class Goodput:
     def __post_init__(self) -> None:
         self.acceptance = Acceptance(sum(role is not Role.DRAWS for role in self.roles))
         self.budget_shares = BudgetShares(sum(role is Role.DRAWS for role in self.roles))
-        self.draft_depths = {i: DraftDepth(self.deepest) for i, role in enumerate(self.roles) if role is Role.RUNS}
         self.sleeps = {i: SleepSchedule() for i, role in enumerate(self.roles) if role is Role.LOOKS}
 
     def begin(self, slot: int) -> None:
@@ -116,7 +117,8 @@ class Goodput:
         """Room for twice the candidates that have been in use: a larger tree takes longer to draft and to weigh."""
         if self.costs is None:
             return [self.limit & limit for limit in limits]
-        self._step = _Step(load.context, load.batch, self._rest(load.batch) > 0, self._step.rows)
+        resting = self._rest(load.batch) > 0
+        self._step = _Step(load.context, load.batch, resting, self._step.rows, self._step.number + 1)
         if self._step.resting:
             return [NOTHING] * len(slots)
         enough = Budget(min(int(2 * self._used) + 2, self.limit.nodes), self.limit.depth)
@@ -129,8 +131,16 @@ class Goodput:
 
     def reads(self, part: int) -> bool:
         """A part that runs a network runs it over prompts, too: not where nothing is drafted for some time to come."""
-        resting = part in self.draft_depths and self.costs is not None and self._rest(self._step.batch) > LOOK
-        return self.awake(part) and not resting
+        return self.awake(part) and not (self.roles[part] is Role.RUNS and self._long_rest)
+
+    def follows(self, part: int) -> bool:
+        """In a long rest of several sequences those that read text are not told of steps: that takes time for each."""
+        reading = self.roles[part] in (Role.LOOKS, Role.DRAWS) or self._step.batch == 1
+        return self.awake(part) and (reading or not self._long_rest)
+
+    @property
+    def _long_rest(self) -> bool:
+        return self.costs is not None and self._rest(self._step.batch) > LOOK
 
     def shares(self) -> Sequence[float]:
         return self.budget_shares.now()
@@ -138,20 +148,21 @@ class Goodput:
     def ask(
         self, part: int, slots: Sequence[int], found: Sequence[Candidates], budgets: Sequence[Budget]
     ) -> Sequence[Budget]:
-        """A network is asked as deep as has paid in steps in which the others expected as much as they do now."""
+        """A network is asked as deep as has paid in steps in which the others expected as much as they do now, for the
+        whole batch: it takes about as long for one sequence as for all."""
         if not self.awake(part):
             return [NOTHING] * len(slots)
-        if part not in self.draft_depths or self.costs is None:
+        if self.roles[part] is not Role.RUNS or self.costs is None:
             return budgets
-        choice = self.draft_depths[part]
+        choice = self._draft_depth(part)
         before = [self._offer(candidates) for candidates in found]
-        depths = [choice.depth(offer.expected, budget.depth) for offer, budget in zip(before, budgets, strict=True)]
-        self._step.asked[part] = _Asked(before, depths)
+        room = max(budget.depth for budget in budgets)
+        depth = choice.depth_together([offer.expected for offer in before], room)
+        self._step.asked[part] = _Asked(before, depth)
+        if not depth:
+            return [NOTHING] * len(slots)
         least = choice.least(float(self.costs.seconds(len(slots), 0, self._step.context)[0]))
-        return [
-            Budget(budget.nodes, depth, least) if depth else NOTHING
-            for budget, depth in zip(budgets, depths, strict=True)
-        ]
+        return [budget & Budget(budget.nodes, depth, least) for budget in budgets]
 
     def size(
         self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
@@ -164,7 +175,7 @@ class Goodput:
         if self.costs is None:
             sizes = fitting
         else:
-            already = sum(taken) + load.others
+            already = sum(taken) + load.others + load.prompt_rows
             steps = self.costs.seconds(load.batch, already + sum(fitting), load.context)[already:]
             self._learn_costs(proposals, offers, fitting, load.batch, seconds)
             sizes = self._sizes(offers, fitting, load.batch, steps, seconds)
@@ -242,8 +253,8 @@ class Goodput:
     ) -> None:
         """Changes state: what each part took, and how fast the step is expected to be with it and without it."""
         for run in proposals.runs:
-            if run.part in self.draft_depths:
-                self.draft_depths[run.part].time(run.levels, run.seconds)
+            if self.roles[run.part] is Role.RUNS:
+                self._draft_depth(run.part).time(run.levels, run.seconds)
                 if (asked := self._step.asked.pop(run.part, None)) is not None:
                     self._learn_depth(run.part, run.levels, asked, offers, fitting, batch, spent)
             elif run.part in self.sleeps and self.sleeps[run.part].awake:
@@ -258,18 +269,20 @@ class Goodput:
         self, part: int, levels: int, asked: _Asked, offers: Sequence[Offer], fitting: Sequence[int], batch: int,
         spent: float,
     ) -> None:  # fmt: skip
-        choice, step = self.draft_depths[part], self._each(batch, max(fitting))
-        choice.ran(levels, max(asked.depths))
-        for offer, before, depth, count in zip(offers, asked.before, asked.depths, fitting, strict=True):
-            if depth < choice.deepest:
-                choice.pass_by(before.expected)
-            if depth == 0:
-                continue
-            drafting = all_drafting(choice.seconds(depth), levels, spent, batch)
+        choice, step = self._draft_depth(part), self._each(batch, max(fitting))
+        choice.ran(levels, asked.depth)
+        if asked.depth < choice.deepest:
+            choice.pass_by(*(before.expected for before in asked.before))
+        if asked.depth == 0:
+            return
+        drafting = all_drafting(choice.seconds(asked.depth), levels, spent, batch)
+        seen = range(self._step.number % -(-batch // LEARNT), batch, -(-batch // LEARNT))
+        found = []
+        for offer, before, count in ((offers[i], asked.before[i], fitting[i]) for i in seen if i < len(offers)):
             each, trie = step[: count + 1], offer.candidates
-            found = rates(offer.weights, offer.order, trie.makers, trie.depths, 1 << part, each, drafting)
-            found[0] = _best_rate(before.weights, before.order, each, drafting[0])
-            choice.learn(before.expected, found)
+            found.append(rates(offer.weights, offer.order, trie.makers, trie.depths, 1 << part, each, drafting))
+            found[-1][0] = _best_rate(before.weights, before.order, each, drafting[0])
+        choice.learn_together([asked.before[i].expected for i in seen if i < len(offers)], found)
 
     def _gain(self, part: int, seconds: float, offer: Offer, count: int, batch: int, spent: float) -> float:
         """Logarithm of the speed with this part over that without it, its reading of the step's rows included."""
@@ -300,15 +313,15 @@ class Goodput:
     def _compare(self, members: int, records: Sequence[StepRecord], timing: StepTiming) -> None:
         """Changes state: the step's tokens and seconds, to compare speculation with plain decoding."""
         assert self.costs is not None
-        if timing.prompt_rows:  # what the step would have taken without them is a guess
-            self._backoff(timing.batch).pass_by()
-            return
         backoff, total = self._backoff(timing.batch), timing.total
-        alone = total - timing.draft
-        if timing.others:  # the time of candidates that another controller plans for does not count
-            candidates = timing.rows - timing.batch
+        if beside := timing.others + timing.prompt_rows:  # whose time does not count: of other controllers, of prompts
+            candidates = timing.rows - timing.batch + timing.prompt_rows
             steps = self.costs.seconds(timing.batch, candidates, timing.context)
-            total -= float(steps[candidates] - steps[candidates - timing.others])
+            total += timing.prompts - float(steps[candidates] - steps[candidates - beside])
+            if total < timing.prompts:  # what is left of the step is a guess
+                backoff.pass_by()
+                return
+        alone = total - timing.draft
         wide = any(record.tree.candidates for record in records)
         if self.even and not wide and not timing.others and not backoff.resting:
             backoff.see(alone)
@@ -324,8 +337,22 @@ class Goodput:
 
     def _backoff(self, batch: int) -> Backoff:
         """Lenient, since candidates are weighed by their costs anyway and a text that begins to repeat itself pays many
-        times for drafts that brought nothing: it is to rest where costs are misjudged, not after some unlucky steps."""
-        return self._backoffs.setdefault(batch, Backoff(rest=16, margin=0.94))
+        times for drafts that brought nothing: it is to rest where costs are misjudged, not after some unlucky steps.
+        The more sequences, the less is luck."""
+        if batch not in self._backoffs:
+            made = Backoff(max(12, int(24 / batch**0.25)), rest=16, margin=1 - 0.06 / math.sqrt(batch))
+            near = [size for size in self._backoffs if max(size, batch) <= 2 * min(size, batch)]
+            if near:  # sizes change as sequences come and go: each is not to find out anew that nothing pays
+                made.go_on_from(self._backoffs[min(near, key=lambda size: abs(size - batch))])
+            self._backoffs[batch] = made
+        return self._backoffs[batch]
+
+    def _draft_depth(self, part: int) -> DraftDepth:
+        """Batches of about the same size share what they have learnt."""
+        key = part, (self._step.batch - 1).bit_length()
+        if key not in self.draft_depths:
+            self.draft_depths[key] = DraftDepth(self.deepest)
+        return self.draft_depths[key]
 
 
 _NO_OFFER = Offer(NO_CANDIDATES, np.ones(1), np.zeros(0, dtype=np.int64))

@@ -21,6 +21,7 @@ from outrider.core.noise import DRAFT, StreamNoise, fresh_seed
 from outrider.core.protocols import CompileForm, Constraints, Recipe, Target
 from outrider.core.records import Budget, Load, Piece, StepRecord, StepTiming
 from outrider.core.rows.judge import judge
+from outrider.core.rows.races import races
 from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import Handle, Listener, StepReport, Terms, Watcher
 from outrider.core.schedule.checks import check_prompt, check_tree
@@ -170,6 +171,9 @@ class Engine:
                 if self.wait_for_work(0.1):
                     with self._gate.entered():
                         self._step()
+                elif not self.closed:
+                    with self._gate.entered():
+                        self._use_spare_time(idle=True)
             except ClosedEngine:
                 return
             except Exception as error:  # everybody was told; those who come next find the engine at work
@@ -199,6 +203,7 @@ class Engine:
                 roster.admit()
             if roster.running:
                 self._advance(ready)
+                self._use_spare_time()
         except BaseException as error:
             self._abandon(error)  # an interrupt leaves clean partial results and free slots
             raise
@@ -220,6 +225,11 @@ class Engine:
                 self.queue.add(s)
         for s in [s for s in (*self.running, *(self.queue if cancelled else ())) if s.cancelled]:
             self.roster.leave(s, FinishReason.ERROR if s.error else FinishReason.CANCELLED)
+
+    def _use_spare_time(self, idle: bool = False) -> None:
+        """What the target would like to get ready, apart from the time of steps."""
+        if (spare := self.target.traits.spare) is not None:
+            spare(idle)
 
     def _sort_out(self) -> None:
         """Requests that have ended need no number any more."""
@@ -255,10 +265,12 @@ class Engine:
             return
         begun = clock()
         groups, context = by_recipe(batch), sum(self.target.length(s.slot) for s in batch)
-        trees = self._draft(batch, groups, context)
         texts = {one.s.slot: len(one.piece.tokens) for one in stretches}
+        prompt_rows = sum(texts.values())
+        trees = self._draft(batch, groups, context, prompt_rows)
         sides = {slot: rows for group in groups for slot, rows in group.sides.items()}
-        of_trees = [Piece(s.slot, tree=trees[s.slot], side=sides.get(s.slot)) for s in batch]
+        asked = races(batch, trees) if self.target.traits.races and not sides else {}
+        of_trees = [Piece(s.slot, tree=trees[s.slot], side=sides.get(s.slot), race=asked.get(s.slot)) for s in batch]
         if not self.target.fits({piece.slot: piece.rows for piece in of_trees} | texts):
             of_trees = [Piece(s.slot, tree=root(s.pending)) for s in batch]
         drafted = clock()
@@ -267,7 +279,6 @@ class Engine:
         ran = run_pass(self.target, pieces, needs)
         self.outbox.empty()  # if that was not done while the pass ran
         verified = clock()
-        prompt_rows = sum(texts.values())
         of_prompts = self.pace.of_prompts(prompt_rows, verified - drafted) if prompt_rows else 0.0
         trees = {slot: piece.tree for slot, piece in ran.pieces.items() if piece.tree is not None}
         for s in [s for s in batch if s.slot in ran.failed]:
@@ -289,8 +300,8 @@ class Engine:
         observed = clock()
         timing = StepTiming(
             draft=(drafted - begun) + (observed - judged), verify=verified - drafted - of_prompts,
-            rest=judged - verified + self._tail, rows=sum(ran.pieces[slot].rows for slot in trees),
-            batch=len(trees), context=context, prompt_rows=prompt_rows,
+            rest=judged - verified + self._tail, rows=sum(ran.pieces[slot].rows for slot in trees), batch=len(trees),
+            context=context, prompt_rows=prompt_rows, prompts=of_prompts,
         )  # fmt: skip
         self.pace.learn(prompt_rows, True, verified - drafted, timing.total)
         roster.have_run(stretches, ran)
@@ -305,8 +316,9 @@ class Engine:
         for s in batch:
             s.note(records[s.slot], timing, now)
         for costs in {id(g.recipe.costs): g.recipe.costs for g in groups}.values():
-            if costs is not None and batch and not timing.prompt_rows:
-                costs.add(timing.rows, timing.batch, timing.verify + timing.rest, timing.context)
+            if costs is not None and batch:  # a row costs about the same whether it is a candidate or of a prompt
+                seconds = timing.verify + timing.prompts + timing.rest
+                costs.add(timing.rows + timing.prompt_rows, timing.batch, seconds, timing.context)
         for group in groups:
             of_group = [records[s.slot] for s in group.members]
             others = timing.rows - timing.batch - sum(record.tree.candidates for record in of_group)
@@ -326,14 +338,16 @@ class Engine:
             for watcher in self._watchers:
                 watcher(report)
 
-    def _draft(self, batch: list[Running], groups: list[Group], context: int) -> dict[int, TokenTree]:
+    def _draft(
+        self, batch: list[Running], groups: list[Group], context: int, prompt_rows: int
+    ) -> dict[int, TokenTree]:  # fmt: skip
         """The tree of each slot; what one method drafts for its sequences is part of the load for the next one."""
         trees = {s.slot: root(s.pending) for s in batch}
         for group in groups:
             if not group.planned:
                 continue
             begun = self.clock()
-            load = Load(len(batch), sum(tree.candidates for tree in trees.values()), context)
+            load = Load(len(batch), sum(tree.candidates for tree in trees.values()), context, prompt_rows)
             slots, limits = [s.slot for s in group.members], [s.room(self.target.max_rows) for s in group.members]
             wanted = group.recipe.controller.plan(slots, limits, load)
             for s, want, limit in zip(group.members, wanted, limits, strict=True):

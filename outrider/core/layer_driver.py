@@ -8,7 +8,7 @@ written over later, so that going back costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,33 +19,48 @@ from torch import Tensor
 from outrider.core.tree import QRow, TokenTree
 
 
-@dataclass(slots=True)
-class Features:
-    """Rows of one text where the target has been: its hidden states at all rows that ran with them, untouched."""
+@dataclass(slots=True, eq=False)
+class PassStates:
+    """The target's hidden states at all rows of one pass, as a driver reads them: one for all slots of the pass."""
 
-    read: Callable[[], tuple[Tensor, ...]]  # the states: taken from the target's when they are wanted, most never are
-    rows: Sequence[int]  # those that are text
-    _hidden: tuple[Tensor, ...] | None = None
+    read: Callable[[], tuple[Tensor, ...]]  # taken from the target's when they are wanted, most never are
+    _layers: tuple[Tensor, ...] | None = None
 
     @property
-    def hidden(self) -> tuple[Tensor, ...]:
-        """One a layer, [n, d]."""
-        if self._hidden is None:
-            self._hidden = self.read()
-        return self._hidden
+    def layers(self) -> tuple[Tensor, ...]:
+        """One a layer, [rows of the pass, d]."""
+        if self._layers is None:
+            self._layers = self.read()
+        return self._layers
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Rows of one text where the target has been."""
+
+    states: PassStates
+    first: int  # where the rows of this slot begin among those of the pass
+    count: int  # and how many ran
+    rows: Sequence[int]  # of these, those that are text
 
     def joined(self) -> Tensor:
         """[rows, layers * d]"""
-        joined = torch.cat(self.hidden, -1)
-        first, count = self.rows[0], len(self.rows)
-        if list(self.rows) == list(range(first, first + count)):
-            return joined[first : first + count]
-        return joined[torch.tensor(self.rows, device=joined.device)]
+        first, count = self.first + self.rows[0], len(self.rows)
+        if list(self.rows) == list(range(self.rows[0], self.rows[0] + count)):
+            return torch.cat([states[first : first + count] for states in self.states.layers], -1)
+        whole = torch.cat([states[self.first : self.first + self.count] for states in self.states.layers], -1)
+        return whole[torch.tensor(self.rows, device=whole.device)]
 
     def without_last(self) -> tuple[Features | None, Features]:
         """What stands before the last row, and the last row."""
-        before = Features(self.read, self.rows[:-1]) if len(self.rows) > 1 else None
-        return before, Features(self.read, self.rows[-1:])
+        before = replace(self, rows=self.rows[:-1]) if len(self.rows) > 1 else None
+        return before, replace(self, rows=self.rows[-1:])
+
+    def alone(self) -> Features:
+        """The same rows, without the rest of their pass."""
+        kept = tuple(states[self.first + self.rows[0]][None].clone() for states in self.states.layers)
+        assert len(self.rows) == 1, "of a single row"
+        return Features(PassStates(lambda: kept), 0, 1, (0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +143,7 @@ class TreeDriver(Protocol):
     def text_rows(self) -> int: ...  # that may wait of a slot
     @property
     def largest_batch(self) -> int: ...
+    def prepare(self, batch: int, deepest: int) -> None: ...  # now what proposals for so many slots would wait for
     def propose(self, wanted: Sequence[Wanted], nodes: int, deepest: int) -> TreesFound: ...
 
 

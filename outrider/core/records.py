@@ -5,7 +5,7 @@ All are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -49,15 +49,49 @@ class TopRows:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenRows(Mapping[int, Tensor]):
+    """Hidden states of one slot's rows, [rows, d] by layer: cut out of those of the whole pass when asked for."""
+
+    whole: Mapping[int, Tensor]  # [rows of the pass, d]
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, hidden: Mapping[int, Tensor]) -> HiddenRows:
+        """Of states that stand alone: they are the whole of it."""
+        if isinstance(hidden, HiddenRows):
+            return hidden
+        return cls(hidden, 0, len(next(iter(hidden.values()), ())))
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self.whole[layer][self.first : self.first + self.count]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """The target's answer for the rows of one slot."""
 
     logits: Tensor | None  # [rows, V], raw, in the model's dtype; None where nobody asked (prompts)
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [rows, d]
     likeliest: Sequence[int] | None = None  # argmax of each row of the logits, where the target knows it already
     top: TopRows | None = None  # at least as many as were asked for, or None
     among: tuple[Tensor, int] | None = None  # all rows of the pass, [rows, V], and where `logits` begin in them
     side: Scores | None = None  # of the side rows, where the pass had any
+    raced: Sequence[int] | None = None  # the token that each row's race has found, where the piece asked for it
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """How the target's noise chooses a token at each row of a tree: see `noise.race_scores`."""
+
+    temperature: float  # above 0
+    keys: NDArray[np.uint64]  # [rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +103,7 @@ class Piece:
     tree: TokenTree | None = None  # candidates: of these only what `commit` keeps stays
     done: int = 0  # leading nodes of the tree that ran since the last commit; rows cover the rest
     side: SideRows | None = None  # behind nodes of the tree, and after them in the order of rows; never kept
+    race: Race | None = None  # of a tree none of which has run: for a target that says that it `races`
 
     @property
     def rows(self) -> int:
@@ -144,6 +179,7 @@ class Load:
     batch: int  # sequences, those that it plans for among them
     others: int = 0  # candidates of the other sequences
     context: int = 0  # tokens of text in the cache, of all sequences together
+    prompt_rows: int = 0  # of prompts that run in the same pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +194,7 @@ class StepTiming:
     others: int = 0  # candidates among them of sequences that another controller plans for
     context: int = 0  # tokens of text in the cache before the step, all slots together
     prompt_rows: int = 0  # that ran in the same pass; the seconds are without what they are taken to have cost
+    prompts: float = 0.0  # which is this
 
     @property
     def total(self) -> float:
@@ -187,7 +224,11 @@ class Traits:
     side_rows: bool = False  # vectors of drafters may stand behind nodes of trees
     prompt_rows: int = 512  # rows of text that a pass should have at most, all slots together
     pick: RowPicker | None = None  # in less time than torch's operations take; None: by those
+    races: bool = False  # finds within a pass what the noise of a piece chooses
     meanwhile: Callable[[Callable[[], None]], None] | None = None  # takes work that it does while the next pass runs
+    # Makes ready what later passes would like to find: a little between steps, one thing where nobody waits (`idle`).
+    # Whether there is more. None: it has nothing of the kind.
+    spare: Callable[[bool], bool] | None = None
 
 
 class Role(StrEnum):

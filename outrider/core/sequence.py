@@ -170,7 +170,7 @@ class Running:
     def rows(self, scores: Scores, tree: TokenTree) -> TargetRows:
         assert scores.logits is not None
         noise = self.noise(TARGET) if self.predicate is not None else None
-        return TargetRows(scores.logits, tree, self.history, scores.likeliest, noise, scores.among)
+        return TargetRows(scores.logits, tree, self.history, scores.likeliest, noise, scores.among, scores.raced)
 
     def emit(self, tree: TokenTree, verdict: Verdict, rows: TargetRows) -> tuple[int, ...]:
         """Append the accepted path and the target's token, up to the first stop; returns what became text."""

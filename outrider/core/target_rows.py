@@ -24,14 +24,14 @@ class TargetRows:
 
     def __init__(
         self, logits: Tensor, tree: TokenTree, history: History, likeliest: Sequence[int] | None = None,
-        noise: Noise | None = None, among: tuple[Tensor, int] | None = None,
+        noise: Noise | None = None, among: tuple[Tensor, int] | None = None, raced: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.logits = logits  # [rows, V], raw, never written to
         self.among = among  # the rows of all slots, and where these begin among them
         self.likeliest = likeliest  # the argmax of each raw row, where it is known already
         self.tree = tree
         self.history = history
-        self.chosen: Sequence[int] | None = None  # at each node, where that was found out for many sequences at once
+        self.chosen = raced  # at each node, where that was found out for many sequences at once
         self._noise = noise  # what chooses where a predicate has to be asked
         self._probs: dict[int, Tensor] = {}
         self._argmax: dict[int, int] = {}

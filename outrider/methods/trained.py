@@ -27,6 +27,7 @@ from outrider.methods.common import (
     cost_curve,
     embedding,
     told_if_compiling,
+    told_if_slow,
     verifier,
     wide_steps,
 )
@@ -158,7 +159,10 @@ def _drafter(
         make = drivers.recorder(parts.target, beam=options.beam, branch=branch, depth=depth)
     if make is None:
         return Grown(layered, grower, sampled, beside=beside)
-    return Recorded(layered, grower, sampled, make=make, depth=depth, always=options.grower == "topk")
+    drafter = Recorded(layered, grower, sampled, make=make, depth=depth, always=options.grower == "topk")
+    with told_if_slow("recording what the drafter does"):
+        drafter.prepare(parts.target.traits.slots)
+    return drafter
 
 
 def layered_source(parts: Parts, kind: str, named: str, width: int) -> Source:

@@ -182,7 +182,7 @@ class SlotTarget:
                 f"{self.max_rows} or max_context {self.max_context}; draft less"
             )
         if side is None:
-            return tree_block(piece.slot, length, tree, piece.done)
+            return tree_block(piece.slot, length, tree, piece.done, piece.race)
         if not self.traits.side_rows:
             raise InputError(
                 f"the runtime {self.traits.runtime} does not run rows of a drafter's vectors for this model; use the "

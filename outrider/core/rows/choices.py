@@ -36,6 +36,8 @@ def choose(step: Sequence[tuple[TargetRows, Noise, bool]], pick: RowPicker | Non
         return
     greedy, noises = list[TargetRows](), dict[TargetRows, StreamNoise]()
     for rows, noise, sampled in step:
+        if rows.chosen is not None:
+            continue
         if rows.greedy and _asks(rows):
             greedy.append(rows)
         elif not rows.greedy and sampled and isinstance(noise, StreamNoise) and _asks(rows):

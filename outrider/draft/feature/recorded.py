@@ -42,6 +42,14 @@ class Recorded(Grown):
     _whole: TreeDriver | None = None
     _broken: bool = False
 
+    def prepare(self, batch: int) -> None:
+        """Changes state: what is asked of it for up to so many slots is recorded now, not in the middle of a text."""
+        if isinstance(self.source, Eagle3Source) and not self._broken:
+            try:
+                self._whole_of(self.source).prepare(batch, self.depth)
+            except Exception as error:
+                self._give_up(error)
+
     def propose(self, slots: Sequence[int], budgets: Sequence[Budget], noise: Sequence[Noise]) -> Proposals:
         mine = [i for i, slot in enumerate(slots) if self._at_once(slot)]
         if not mine:
@@ -82,14 +90,17 @@ class Recorded(Grown):
             wanted = [source.seat(slots[i]).wanted(slots[i], limits[i].depth) for i in able]
             found = whole.propose(wanted, max(limits[i].nodes for i in able), self.depth)
         except Exception as error:
-            self._broken = True
-            log.warning("drafts of %s are not recorded but made step by step: %s", self.name, error)
+            self._give_up(error)
             return None
         for at, i in enumerate(able):
             trees[i] = found.tree(at, int(trees[i].tokens[0]), limits[i].nodes, self.name)
             seat = source.seat(slots[i])
             seat.ran = len(seat.waiting)
         return trees
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        log.warning("drafts of %s are not recorded but made step by step: %s", self.name, error)
 
     def _whole_of(self, source: Eagle3Source) -> TreeDriver:
         if self._whole is None or self._whole.driver is not source.driver:

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.core.layer_driver import Features, LayerPiece, TextDriver, Wanted
+from outrider.core.layer_driver import Features, LayerPiece, PassStates, TextDriver, Wanted
 from outrider.core.protocols import Context
-from outrider.core.records import Chunk, Needs, Scores, StepRecord
+from outrider.core.records import Chunk, HiddenRows, Needs, Scores, StepRecord
 
 ROWS_AT_ONCE = 64  # rows of text that wait for the next draft; more are run by themselves
 HELD_ROWS = 256  # rows of the target's features that are kept for them: those of whole trees, as they are
@@ -43,12 +43,17 @@ class Seat:
     @property
     def held(self) -> int:
         """Rows of the target's that are kept for those that wait."""
-        return sum(len(features.hidden[0]) for features in self.waiting)
+        return sum(features.count for features in self.waiting)
 
     def starts_at(self, position: int) -> None:
         """Changes state: what comes next is the row of this position; those before it are left out."""
         if self.length + self.missed + self.rows != position:
             self.missed, self.waiting, self.ran = position - self.length, [], 0
+
+    def goes_on_at(self, position: int) -> None:
+        """Changes state: the same where it was not told of all steps."""
+        if position > self.length + self.missed + self.rows:
+            self.starts_at(position)
 
     def settle(self) -> None:
         """Changes state: what the cache holds need not wait."""
@@ -100,10 +105,11 @@ class TextReader:
 
     def absorb(self, chunks: Sequence[Chunk]) -> None:
         """Changes state: what comes first of a slot may stand anywhere in its prompt; the layer goes on from there."""
+        seen: dict[int, PassStates] = {}
         for chunk in chunks:
             seat = self._seats[chunk.slot]
             seat.starts_at(chunk.start)
-            seat.waiting.append(self._features(chunk.scores, range(len(chunk.tokens))))
+            seat.waiting.append(self._features(chunk.scores, range(len(chunk.tokens)), seen))
         self.catch_up(list(dict.fromkeys(chunk.slot for chunk in chunks)))
 
     def end(self, slot: int) -> None:
@@ -111,14 +117,15 @@ class TextReader:
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         """The target's features of what was accepted take the place of the layer's guesses, with the next draft."""
-        newest, behind = self.driver.traits.catches_up, list[int]()
+        newest, behind, seen = self.driver.traits.catches_up, list[int](), dict[int, PassStates]()
         for slot, record in zip(slots, records, strict=True):
             seat = self._seats[slot]
             rows = [0, *record.verdict.path][: len(record.emitted)]
             if not rows:
                 continue
             seat.settle()
-            seat.waiting.append(self._features(record.scores, rows))
+            seat.goes_on_at(len(seat.context.tokens) - 1 - len(rows))
+            seat.waiting.append(self._features(record.scores, rows, seen))
             seat.states = None
             if newest:
                 if len(seat.waiting) > 2 * newest:  # not in every step; the rest when they are wanted
@@ -142,12 +149,16 @@ class TextReader:
         for slot, piece in zip(behind, pieces, strict=True):
             self._seats[slot].length = piece.reach
         for slot, features in last.items():
-            kept = tuple(states[features.rows[0] :][:1].clone() for states in features.hidden)
             seat = self._seats[slot]
-            seat.waiting, seat.ran = [Features(partial(_same, kept), (0,))], 0
+            seat.waiting, seat.ran = [features.alone()], 0
 
-    def _features(self, scores: Scores, rows: Sequence[int]) -> Features:
-        return Features(partial(self._states, scores.hidden), rows)
+    def _features(self, scores: Scores, rows: Sequence[int], seen: dict[int, PassStates]) -> Features:
+        """`seen`: of the passes whose states were read already, by the identity of those."""
+        hidden = HiddenRows.of(scores.hidden)
+        states = seen.get(id(hidden.whole))
+        if states is None:
+            states = seen[id(hidden.whole)] = PassStates(partial(self._states, hidden.whole))
+        return Features(states, hidden.first, hidden.count, rows)
 
     def _states(self, hidden: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
         traits = self.driver.traits
@@ -160,7 +171,3 @@ class TextReader:
         positions, sees = first + seat.missed + np.arange(count), np.tri(count, dtype=bool)
         states = self.driver.fuse(seat.features())
         return LayerPiece(slot, first, first, positions, sees, seat.following().tolist(), states)
-
-
-def _same(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return states

@@ -24,9 +24,10 @@ WHAT = {
     "known": "what starts need to know of a model",
     "cost": "times of steps on this machine",
     "runtimes": "trials of runtimes on this machine",
+    "passes": "sizes of passes that a GPU was asked for most",
     "bench": "other programs, to be measured against",
 }
-TIMES = ("cost", "runtimes")  # many small files, shown as one entry
+TIMES = ("cost", "runtimes", "passes")  # many small files, shown as one entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 A pass of up to 1024 rows of up to 64 sequences, trees of up to 128 nodes and stretches of text side by side, is one
 CUDA graph: accepted paths of the last step moved, forward, likeliest tokens. The rows stand one behind another
 (`packing`); sizes in between are padded, and padding reads nothing. What changes from pass to pass is one small tensor
-that is copied in; one synchronisation fetches what was chosen. A size runs without a graph when it is first met, on the
-same kernels, and is recorded when it is met again; wider trees, and trees deeper than a window, run eagerly on the same
-cache. Exact: logits are those of independent forwards up to summation order. Cost: some tenths of a second to record
-each size; memory for the graphs is bounded by `graph_bytes`.
+that is copied in; one synchronisation fetches what was chosen. Which sizes are recorded, and when, is said in
+`recordings`; wider trees, and trees deeper than a window, run eagerly on the same cache. Exact: logits are those of
+independent forwards up to summation order. Cost: some tenths of a second to record each size; memory for the graphs is
+bounded by `graph_bytes`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from outrider.runtime.attention import switched
 from outrider.runtime.backend import Bounds
 from outrider.runtime.blocks.allocator import Allocator
 from outrider.runtime.blocks.stretches import StretchSlots
-from outrider.runtime.cuda import reference
+from outrider.runtime.cuda import kept_sizes, reference
 from outrider.runtime.cuda.cache import DeferredCache
 from outrider.runtime.cuda.fusion import Fusion, real
-from outrider.runtime.cuda.packing import ROWS, Bucket, Packed, pack, passes
+from outrider.runtime.cuda.packing import ROWS, Packed, cover, pack, passes, smallest
+from outrider.runtime.cuda.recordings import FIRST_S, Recordings, Size
 from outrider.runtime.cuda.reference import MAX_NODES
 from outrider.runtime.cuda.step import MOVES, NAME, Outputs, Shelf, Step, StepCache, running
 from outrider.runtime.eager.backend import EagerBackend
@@ -44,7 +45,7 @@ from outrider.runtime.selftest import TOLERANCE
 
 log = logging.getLogger(__name__)
 ACTIVATIONS = 16  # widths of the model that a row takes in a layer, about
-PREPARED = 64  # rows of a single sequence's widest pass that is recorded beforehand
+TREE_ROWS = 64  # of a sequence, at most, for which passes are recorded beforehand
 
 
 def kernels() -> Any:
@@ -72,7 +73,7 @@ class CudaBackend:
     prompt_rows = 512  # beside as many rows of trees in the largest pass
     block_size, reserves = 1, True
     # What ran before a recording leaves nothing behind. Side rows run eagerly, on the same cache.
-    traits = Traits("graphs", even=True, mixes=True, side_rows=True)
+    traits = Traits("graphs", even=True, mixes=True, side_rows=True, races=True)
     cache: DeferredCache
 
     def __init__(
@@ -93,11 +94,13 @@ class CudaBackend:
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels() if on_gpu else reference
         self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
-        self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append)
+        self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append, spare=self._spare)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self._fuse, self._warm_up = fuse, warm_up
         self._fusion: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._steps: dict[tuple[Bucket, tuple[int, ...], int], Step] = {}
+        self._kept = kept_sizes.place(model, self.device) if self.capture else None
+        known = kept_sizes.read(self._kept) if self._kept else {}
+        self.recordings: Recordings[Step] = Recordings(self._make, self._record, known=known)
         self._shelf = Shelf()
         self._windows: set[int] = set()
         self._width = self.model.get_input_embeddings().weight.shape[1]
@@ -143,7 +146,9 @@ class CudaBackend:
         self._record_smallest()
         self._compare(target)
         if self._warm_up:
-            self.prepare((), NO_NEEDS)
+            sizes = [Size(bucket) for bucket in cover(1, min(self._bounds.rows, TREE_ROWS), 0)]
+            for size in tracked(sizes, "recording steps"):
+                self.recordings.record(size)
 
     @torch.inference_mode()
     def _probe(self) -> object:
@@ -157,9 +162,11 @@ class CudaBackend:
     def _record_smallest(self) -> None:
         """The smallest pass of several rows, run once: refuses a model whose code cannot be recorded."""
         try:
-            packed = pack([_two_tokens()], Needs(logits=True))
-            step = self._step(packed.bucket, NO_NEEDS)
-            self._record(step)
+            blocks, needs = [_two_tokens()], Needs(logits=True)
+            packed = pack(blocks, needs, smallest(blocks, needs))
+            size = Size(packed.bucket)
+            self.recordings.record(size)
+            step = self.recordings.at(size)
             if self.capture and not step.graph:
                 raise UnsupportedModel("no graph could be recorded")
             self.cache.rows.touch(packed.blocks)
@@ -196,18 +203,32 @@ class CudaBackend:
             )
 
     def prepare(self, contexts: Sequence[int], needs: Needs) -> None:
-        """Record the passes of one sequence that bring these now, not each in the middle of a text; any length fits."""
-        fitting = [Bucket(1, rows, rows) for rows in ROWS if rows <= min(self._bounds.rows, PREPARED)]
-        steps = [self._step(bucket, needs) for bucket in fitting]
-        for step in tracked([step for step in steps if not step.tried], "recording steps"):
-            self._record(step)
+        """Record passes of any number of sequences that bring these, some now and the rest between steps, not each in
+        the middle of a text; where contexts are named, all of them now. Any length fits."""
+        sizes = cover(self._bounds.slots, min(self._bounds.rows, TREE_ROWS), self.prompt_rows)
+        self.recordings.first([Size.of(bucket, needs) for bucket in sizes], None if contexts else FIRST_S)
+        self._keep_sizes()
+
+    def _spare(self, idle: bool) -> bool:
+        """Changes state: records a size that passes would like to have, if it is time; whether there is more."""
+        if not self.capture:
+            return False
+        before = self._used
+        more = self.recordings.spare(idle)
+        if self._used != before:
+            self._keep_sizes()
+        return more
+
+    def _keep_sizes(self) -> None:
+        if self._kept is not None:
+            kept_sizes.write(self._kept, self.recordings.wanted)
 
     def refresh(self, model: Any) -> None:
         """Recordings read the weights where they lie: where they have stayed in their places nothing is made anew."""
         self._eager.refresh(model)
         if self._places == self._weight_places():
             return
-        self._steps.clear()
+        self.recordings = Recordings(self._make, self._record, known=self.recordings.wanted)
         self._shelf, self._used = Shelf(), 0
         if self.capture:
             self._pool = torch.cuda.graph_pool_handle()
@@ -229,7 +250,7 @@ class CudaBackend:
             self.cache.settle([b.slot for b in apart])
             scores |= zip((b.slot for b in apart), self._eager.run(apart, needs), strict=True)
         for part in passes([b for b in blocks if b.slot not in scores]):
-            scores |= self._run(pack(part, needs), needs)
+            scores |= self._run(part, needs)
         return [scores[b.slot] for b in blocks]
 
     @torch.inference_mode(False)
@@ -250,12 +271,15 @@ class CudaBackend:
             return False
         return len(block.tokens) <= MAX_NODES
 
-    def _run(self, packed: Packed, needs: Needs) -> dict[int, Scores]:
+    def _run(self, blocks: Sequence[Block], needs: Needs) -> dict[int, Scores]:
         """By slot."""
+        scored = any(b.scored(needs) for b in blocks)
+        wanted = Size.of(smallest(blocks, needs), needs if scored else Needs(hidden=needs.hidden))
+        size = self.recordings.find(wanted)
+        return self._run_in(self.recordings.at(size), pack(blocks, needs, size.bucket))
+
+    def _run_in(self, step: Step, packed: Packed) -> dict[int, Scores]:
         cache, slots = self.cache, [b.slot for b in packed.blocks]
-        step = self._step(packed.bucket, needs if packed.texts < len(slots) else Needs(hidden=needs.hidden))
-        if step.uses and not step.tried:
-            self._record(step)
         cache.rows.touch(packed.blocks)
         cache.settle([slot for slot in slots if len(cache.waiting.get(slot, ())) > MOVES])
         moves, step.moved = [cache.take(slot) for slot in slots], False
@@ -267,12 +291,10 @@ class CudaBackend:
                 cache.waiting |= {slot: pairs for slot, pairs in zip(slots, moves, strict=True) if pairs}
             raise
 
-    def _step(self, bucket: Bucket, needs: Needs) -> Step:
-        key = (bucket, needs.hidden, needs.top)
-        if key not in self._steps:
-            step = self._steps[key] = Step(self.cache.rows, self._ops, bucket, self.device, needs.top)
-            step.replay = self._forward_of(step, needs.hidden)
-        return self._steps[key]
+    def _make(self, size: Size) -> Step:
+        step = Step(self.cache.rows, self._ops, size.bucket, self.device, size.top)
+        step.replay = self._forward_of(step, size.hidden)
+        return step
 
     @torch.inference_mode()
     def _record(self, step: Step) -> None:
@@ -315,7 +337,8 @@ class CudaBackend:
             self._windows |= set(step.windows.values())
             if step.top:
                 return Outputs(logits, self._ops.top(logits, step.top), states)
-            return Outputs(logits, self._ops.likeliest(logits)[None, :, None], states)
+            raced = self._ops.pick(logits, step.temperatures, step.keys).int()
+            return Outputs(logits, torch.stack([self._ops.likeliest(logits).int(), raced])[..., None], states)
 
         return forward
 

@@ -1,8 +1,8 @@
 """Packing: the rows of a pass one behind another, and the few sizes in which passes are recorded.
 
 A recorded pass has a fixed number of sequences, of rows and of rows with logits; what is lacking is padding, of which
-no sequence sees anything. Rows without logits come first, so that the others are the last ones and the vocabulary is
-multiplied by these alone. Knows nothing of how the rows are run.
+no sequence sees anything, so that a pass may run in any size that holds it. Rows without logits come first: the others
+are the last ones, and the vocabulary is multiplied by these alone. Knows nothing of how the rows are run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from outrider.runtime.flight import Block
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024)
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 SCORED = (1, 64, 256)  # rows with logits in a pass that has others, too; above, all have them
+COARSE = (1, 4, 16, 64)  # numbers of sequences whose sizes are recorded beforehand: each holds the ones in between
+WIDER, FREE_ROWS = 2, 64  # times the rows that a pass may run in where its size is not recorded; so many cost nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,17 @@ class Bucket:
     sequences: int
     rows: int
     scored: int  # the last so many rows have logits
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """By which the cheapest of several is found."""
+        return self.rows, self.scored, self.sequences
+
+    def holds(self, other: Bucket) -> bool:
+        """Whether the rows of the other fit in here as well, and cost little more than in a size that is theirs."""
+        enough = self.sequences >= other.sequences and self.rows >= other.rows and self.scored >= other.scored
+        near = self.rows <= max(WIDER * other.rows, FREE_ROWS) and self.sequences <= 4 * other.sequences
+        return enough and near
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +60,49 @@ class Packed:
         return np.arange(sum(rows)) + np.repeat(shift, rows)
 
 
-def pack(blocks: Sequence[Block], needs: Needs) -> Packed:
+def smallest(blocks: Sequence[Block], needs: Needs) -> Bucket:
+    """The size of these: no other that is recorded holds them in fewer rows."""
+    rows = _size(ROWS, sum(b.rows for b in blocks))
+    scored = sum(b.rows for b in blocks if b.scored(needs))
+    silent = not all(b.scored(needs) for b in blocks)
+    kept = min(_size(SCORED, scored), rows) if silent and scored <= SCORED[-1] else rows
+    return Bucket(_size(SEQUENCES, len(blocks)), rows, kept)
+
+
+def pack(blocks: Sequence[Block], needs: Needs, bucket: Bucket) -> Packed:
     """Text without logits from the front, the others to the end; where all have logits they stand at the front."""
     silent = [b for b in blocks if not b.scored(needs)]
     ordered = [*silent, *(b for b in blocks if b.scored(needs))]
-    total, scored = sum(b.rows for b in blocks), sum(b.rows for b in ordered[len(silent) :])
-    rows = _size(ROWS, total)
+    apart = bool(silent) or bucket.scored < bucket.rows
     begins, at = [], 0
     for i, b in enumerate(ordered):
-        if silent and i == len(silent):
-            at = rows - scored
+        if apart and i == len(silent):
+            at = bucket.rows - sum(b.rows for b in ordered[i:])
         begins.append(at)
         at += b.rows
-    kept = min(_size(SCORED, scored), rows) if silent and scored <= SCORED[-1] else rows
-    return Packed(ordered, begins, len(silent), Bucket(_size(SEQUENCES, len(ordered)), rows, kept))
+    return Packed(ordered, begins, len(silent), bucket)
+
+
+def cover(slots: int, tree_rows: int, prompt_rows: int) -> list[Bucket]:
+    """A few sizes, one of which holds nearly any pass of so many slots: those of plain steps and of small trees first.
+
+    Every row has logits, so that prompts run in them, too.
+    """
+    most = _size(SEQUENCES, min(slots, SEQUENCES[-1]))
+    found = []
+    for count in sorted({min(count, most) for count in COARSE}):
+        widest = _size(ROWS, min(count * tree_rows + prompt_rows, ROWS[-1]))
+        found += list(enumerate(_steps(count, widest)))
+    return [Bucket(count, rows, rows) for _, (count, rows) in sorted(found, key=lambda one: one[0])]
+
+
+def _steps(count: int, widest: int) -> list[tuple[int, int]]:
+    """Of so many sequences: plain steps, then powers of two up to the widest pass; of a single one all small sizes."""
+    more = [rows for rows in ROWS if rows > max(count, 8) and rows & (rows - 1) == 0] if count > 1 else [
+        rows for rows in ROWS if rows > 1 and (rows <= FREE_ROWS or rows & (rows - 1) == 0)
+    ]  # fmt: skip
+    last = next((i for i, rows in enumerate(more) if rows >= widest), len(more) - 1)
+    return [(count, count), *((count, rows) for rows in more[: last + 1])]
 
 
 def passes(blocks: Sequence[Block]) -> Iterator[list[Block]]:

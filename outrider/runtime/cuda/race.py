@@ -17,7 +17,7 @@ STRETCH = 1024  # scores a program looks at
 
 def pick(
     scores: Tensor,  # [rows, V], each row dense
-    temperatures: Tensor,  # [rows] float64
+    temperatures: Tensor,  # [rows] float64; a row of temperature 0 is passed over, and gives any token
     keys: Tensor,  # [rows] int64
 ) -> Tensor:  # [rows] int64
     rows, width = scores.shape
@@ -34,6 +34,10 @@ def pick(
 @triton.jit
 def _first(scores, temperatures, keys, times, tokens, row_stride, width, STRETCH: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature <= 0.0:
+        tl.store(tokens + row * tl.num_programs(1) + part, 0)
+        return
     i = part * STRETCH + tl.arange(0, STRETCH)
     score = tl.load(scores + row.to(tl.int64) * row_stride + i, mask=i < width, other=float("-inf"))
     x = tl.load(keys + row).to(tl.uint64) + (i + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
@@ -42,7 +46,7 @@ def _first(scores, temperatures, keys, times, tokens, row_stride, width, STRETCH
     x = x ^ (x >> 31)
     u = ((x >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2**-52
     wait = tl.log(-tl.log(1.0 - u))  # 1 - u is exact: u has 52 bits and a half
-    time = wait - score.to(tl.float64) / tl.load(temperatures + row)
+    time = wait - score.to(tl.float64) / temperature
     time = tl.where(score > float("-inf"), time, float("inf"))
     least = tl.min(time, 0)
     at = row * tl.num_programs(1) + part

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from outrider.core.errors import UnsupportedModel
-from outrider.core.records import Scores, TopRows
+from outrider.core.records import HiddenRows, Scores, TopRows
 from outrider.runtime.cuda.fusion import real, unrotated
 from outrider.runtime.cuda.packing import Bucket, Packed
 from outrider.runtime.cuda.reference import MAX_NODES, WORD, Fresh, Layout
@@ -36,7 +36,8 @@ class Outputs:
     """What a pass leaves behind; the next one may write over it."""
 
     logits: Tensor  # [S, V] of the last rows
-    chosen: Tensor  # what the host is told of them: [1, S, 1] likeliest tokens, or [2, S, top] by `ops.top`
+    # What the host is told of them: [2, S, 1] likeliest tokens and those of the races, or [2, S, top] by `ops.top`.
+    chosen: Tensor
     hidden: dict[int, Tensor]  # layer -> [T, d]
 
 
@@ -81,6 +82,7 @@ class Step:
         shapes: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(("ids", "positions", "places", "owners"), (rows,)), "words": (rows, MAX_NODES // WORD),
             **dict.fromkeys(("slots", "lengths", "nodes", "counts", "causal"), (sequences,)),
+            **dict.fromkeys(("temperatures", "keys"), (bucket.scored,)),
             "begins": (sequences + 1,), "sources": (sequences, MOVES), "targets": (sequences, MOVES),
         }  # fmt: skip
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
@@ -98,8 +100,8 @@ class Step:
         self.owners, self.places = views["owners"], views["places"]  # [T] slot of each row, and its place there
         self.sources, self.targets = views["sources"], views["targets"]
         self.layout = Layout(*(views[field.name] for field in fields(Layout)))
-        told = (2, bucket.scored, top) if top else (1, bucket.scored, 1)
-        self._chosen = torch.zeros(told, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.temperatures, self.keys = views["temperatures"].view(torch.float64), views["keys"]  # [S]; 0: no race
+        self._chosen = torch.zeros((2, bucket.scored, max(top, 1)), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._told = torch.cuda.Event() if device.type == "cuda" else None  # what the host is told has arrived
         self.replay: Callable[[], Outputs]
         self._fields["places"][:] = cache.capacity - 1
@@ -126,6 +128,12 @@ class Step:
             if not b.text:
                 sees[begin : begin + b.rows, : len(b.tokens)] = b.sees
         f["words"][:] = np.packbits(sees, axis=1, bitorder="little").view(np.int64)
+        first = self.bucket.scored - self.bucket.rows  # among the rows with logits
+        temperatures = f["temperatures"].view(np.float64)
+        for b, begin in zip(blocks, packed.begins, strict=True):
+            if b.race is not None:
+                temperatures[begin + first : begin + first + b.rows] = b.race.temperature
+                f["keys"][begin + first : begin + first + b.rows] = b.race.keys.view(np.int64)
         for i, pairs in enumerate(moves):
             for j, (source, target) in enumerate(pairs):
                 f["sources"][i, j], f["targets"][i, j] = source, target
@@ -157,17 +165,18 @@ class Step:
         if self._told is not None:
             self._told.synchronize()  # the only one of a pass; before it the inputs must not be written over
         likeliest = self._chosen[0, :, 0].tolist()
+        raced = self._chosen[1, :, 0].tolist() if any(b.race is not None for b in blocks) else []
         chosen = self._chosen.numpy().copy() if self.top else None
         scores = []
         for i, (b, begin) in enumerate(zip(blocks, begins, strict=True)):
-            states = {layer: whole[begin : begin + b.rows] for layer, whole in hidden.items()}
+            states = HiddenRows(hidden, begin, b.rows) if hidden else {}
             if i < texts:
                 scores.append(Scores(None, states))
                 continue
             part = slice(begin - begins[texts] + first, begin - begins[texts] + first + b.rows)
             top = TopRows(chosen[0, part], chosen[1, part].view(np.float32)) if chosen is not None else None
-            among = every, begin - begins[texts]
-            scores.append(Scores(logits[i - texts], states, tuple(likeliest[part]), top, among))
+            among, found = (every, begin - begins[texts]), raced[part] if b.race is not None and not self.top else None
+            scores.append(Scores(logits[i - texts], states, tuple(likeliest[part]), top, among, found))
         return scores
 
     def record(self, forward: Callable[[], Outputs], pool: Any) -> None:

@@ -19,15 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.core.layer_driver import Wanted
+from outrider.core.layer_driver import PassStates, Wanted
+from outrider.core.numeric.compiled import compiled
 from outrider.core.tree import TokenTree, fixed
 from outrider.models.networks.eagle3 import rotary_angles
 from outrider.runtime.cuda.reference import MAX_NODES, WORD
 from outrider.runtime.layers.plain import PlainDriver
 
 TEXT_ROWS = 16  # of text that one recording runs
-GIVEN_ROWS = 64  # rows of a target step whose features are handed over as they are
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BATCHES = (1, 4, 16, 64)  # sequences; what is lacking is padding
 LEAST_KEPT = 64  # candidates that come back
 ROOM = TEXT_ROWS + MAX_NODES + 1  # rows of the cache behind the text; the last is written to by padding
 
@@ -55,40 +55,43 @@ SCALARS = 6  # numbers of each sequence: see `Inputs`
 class Inputs:
     """What changes from proposal to proposal, at a fixed place on the device; one for each size of batch."""
 
-    def __init__(self, batch: int, features: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, batch: int, layers: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
         self._host = torch.zeros((SCALARS + 2 * TEXT_ROWS) * batch, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros_like(self._host, device=device)
         self._alone, self._each = _halves(self._host.numpy(), batch)  # [SCALARS, batch], [2, batch, TEXT_ROWS]
         alone, each = _halves(self._device, batch)
         self.slots, self.lengths, self.missed, self.counts, self.depths = alone[:-1]
         self.temperature = alone[-1].view(torch.float64)  # a temperature; as bits, to go over with the rest
-        self.tokens, self.rows = each
-        self.given = torch.zeros((batch, GIVEN_ROWS, features), dtype=dtype, device=device)
+        self.tokens, self._rows = each[0], each[1].reshape(-1)
+        self.given = [torch.zeros((batch * TEXT_ROWS, hidden), dtype=dtype, device=device) for _ in range(layers)]
 
     def fill(self, wanted: Sequence[Wanted]) -> None:
         self._host.zero_()
         temperature = self._alone[-1].view(np.float64)
         temperature[:] = 1.0
+        facts = [(part.slot, part.length, part.missed, len(part.tokens), part.depth) for part in wanted]
+        self._alone[:-1, : len(wanted)] = np.array(facts).T
+        temperature[: len(wanted)] = [part.temperature for part in wanted]
+        passes: dict[PassStates, int] = {}  # and where the rows of each begin behind those of the others
+        behind = 0
         for i, part in enumerate(wanted):
-            count = len(part.tokens)
-            self._alone[:-1, i] = part.slot, part.length, part.missed, count, part.depth
-            temperature[i] = part.temperature
-            self._each[0, i, :count], self._each[1, i, :count] = part.tokens, self._give(i, part)
+            self._each[0, i, : len(part.tokens)] = part.tokens
+            rows = list[int]()
+            for features in part.waiting:
+                if features.states not in passes:
+                    passes[features.states] = behind
+                    behind += len(features.states.layers[0])
+                first = passes[features.states] + features.first
+                rows += [first + row for row in features.rows]
+            self._each[1, i, : len(rows)] = rows
         self._device.copy_(self._host, non_blocking=True)
+        each = [states.layers for states in passes]
+        for given, *parts in zip(self.given, *each, strict=True):
+            torch.index_select(torch.cat(parts) if len(parts) > 1 else parts[0], 0, self._rows, out=given)
 
-    def _give(self, i: int, part: Wanted) -> list[int]:
-        """Features to the device's place for them; where there the rows of the text stand."""
-        if sum(len(features.hidden[0]) for features in part.waiting) > GIVEN_ROWS:
-            count = len(part.tokens)
-            self.given[i, :count] = torch.cat([features.joined() for features in part.waiting])
-            return list(range(count))
-        rows, at = list[int](), 0
-        for features in part.waiting:
-            size = len(features.hidden[0])
-            torch.cat(features.hidden, -1, out=self.given[i, at : at + size])
-            rows += [at + row for row in features.rows]
-            at += size
-        return rows
+    def features(self) -> Tensor:
+        """[batch, TEXT_ROWS, layers * d]"""
+        return torch.cat(self.given, -1).unflatten(0, (-1, TEXT_ROWS))
 
 
 class Recording:
@@ -114,20 +117,36 @@ class Recording:
         batch = next(size for size in BATCHES if size >= len(wanted))
         depth = max(part.depth for part in wanted)
         depth, keep = min(depth + depth % 2, deepest), max(LEAST_KEPT, 1 << (nodes - 1).bit_length())
-        if batch not in self._inputs:
-            traits = self.driver.traits
-            features = len(traits.layers) * traits.hidden
-            self._inputs[batch] = Inputs(batch, features, traits.dtype, traits.device)
-        self._inputs[batch].fill(wanted)
-        slots, rows = max(part.slot for part in wanted) + 1, max(part.length for part in wanted) + ROOM
-        self.cache.reserve(slots, rows)
-        if self._keys is not self.cache.whole[0]:  # what was recorded reads another place
-            self._keys, self._made = self.cache.whole[0], {}
+        self.cache.reserve(max(part.slot for part in wanted) + 1, max(part.length for part in wanted) + ROOM)
+        inputs = self._inputs_of(batch)
+        inputs.fill(wanted)
         key = (batch, depth, keep)
         if key not in self._made:
-            for size in sorted({depth, *range(2, deepest, 2), deepest}):  # at once, not each in the middle of a text
+            for size in self._depths(deepest):  # at once, not each in the middle of a text
                 self._make(batch, size, keep)
+            self._make(*key)
         return Proposed(self._made[key][1]().cpu().numpy(), first_of_level(self.beam, self.branch, depth))
+
+    @torch.inference_mode()
+    def prepare(self, batch: int, deepest: int) -> None:
+        """Changes state: what proposals for up to so many slots replay, the usual number of candidates taken."""
+        self.cache.reserve(batch, ROOM)
+        for size in BATCHES[: 1 + sum(size < batch for size in BATCHES)]:
+            for depth in self._depths(deepest):
+                self._inputs_of(size)
+                self._make(size, depth, LEAST_KEPT)
+
+    def _inputs_of(self, batch: int) -> Inputs:
+        if self._keys is not self.cache.whole[0]:  # what was recorded reads another place
+            self._keys, self._made = self.cache.whole[0], {}
+        if batch not in self._inputs:
+            traits = self.driver.traits
+            self._inputs[batch] = Inputs(batch, len(traits.layers), traits.hidden, traits.dtype, traits.device)
+        return self._inputs[batch]
+
+    @staticmethod
+    def _depths(deepest: int) -> list[int]:
+        return sorted({*range(2, deepest, 2), deepest})
 
     def _make(self, batch: int, depth: int, keep: int) -> None:
         if (batch, depth, keep) not in self._made:
@@ -235,7 +254,7 @@ class _Proposal:
         layout = self._layout(given.lengths, given.counts, positions, torch.where(real[..., None], self.chain, 0))
         places = torch.where(real, rows, self.keys.shape[2] - 1)
         stored = torch.stack([given.slots[:, None].expand_as(places), places])
-        state = owner.net.fuse(picked_rows(given.given, given.rows))
+        state = owner.net.fuse(given.features())
         states = self._run(given.tokens, state, layout, stored, turn[:, :, :TEXT_ROWS])
         return picked_rows(states, (given.counts - 1).clamp(min=0)[:, None]), turn
 
@@ -264,15 +283,28 @@ class Proposed:
     def tree(self, i: int, pending: int, nodes: int, origin: str) -> TokenTree:
         """The likeliest `nodes` of slot i, level by level and likeliest first within one."""
         numbers, tokens, parents, bits = self.best[:, i, :nodes]
-        values = bits.view(np.float64)
-        count = int(np.searchsorted(-values, 0.0))  # what has no value is no candidate
-        order = np.argsort(np.searchsorted(self.first, numbers[:count], side="right"), kind="stable")
-        place = np.zeros(self.first[-1] + 1, dtype=np.int64)  # its last stands for the root, whose number is -1
-        place[numbers[order]] = np.arange(1, count + 1)
-        return fixed(
-            np.concatenate([[pending], tokens[order]]), np.concatenate([[-1], place[parents[order]]]), origin,
-            np.concatenate([[1.0], values[order]]),
-        )  # fmt: skip
+        made = _arranged(numbers, tokens, parents, bits.view(np.float64), self.first, pending)
+        return fixed(made[0], made[1], origin, made[2])
+
+
+@compiled
+def _arranged(numbers, tokens, parents, values, first, pending):  # type: ignore[no-untyped-def]
+    """Tokens, parents and values of these candidates, likeliest first as given, level by level."""
+    count = 0
+    while count < len(values) and values[count] > 0.0:  # what has no value is no candidate
+        count += 1
+    place = np.zeros(first[-1] + 1, np.int64)  # of each candidate among those that stay; 0: the root
+    out_tokens, out_parents = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
+    weights = np.empty(count + 1, np.float64)
+    out_tokens[0], out_parents[0], weights[0], made = pending, -1, 1.0, 1
+    for level in range(len(first) - 1):
+        for i in range(count):
+            if first[level] <= numbers[i] < first[level + 1]:
+                place[numbers[i]] = made
+                out_tokens[made], weights[made] = tokens[i], values[i]
+                out_parents[made] = place[parents[i]] if parents[i] >= 0 else 0
+                made += 1
+    return out_tokens, out_parents, weights
 
 
 def fits(beam: int, branch: int, depth: int) -> bool:

@@ -283,8 +283,12 @@ def test_planted_errors_are_seen(loaded: Any, net: Any, bug: str, monkeypatch: p
         store = reference.store_rows
         monkeypatch.setattr(reference, "store_rows", lambda k, v, a, b, s, p, r: store(k, v, a, b, s, p + (p > 20), r))
     elif bug == "rows":  # features of the wrong nodes
-        give = module.Inputs._give
-        monkeypatch.setattr(module.Inputs, "_give", lambda self, i, part: sorted(give(self, i, part), reverse=True))
+        fill = module.Inputs.fill
+
+        def others(part: Any) -> Any:
+            return replace(part, waiting=[replace(f, rows=sorted(f.rows, reverse=True)) for f in part.waiting])
+
+        monkeypatch.setattr(module.Inputs, "fill", lambda self, wanted: fill(self, [others(part) for part in wanted]))
     elif bug == "position":  # what was missed of the text is not counted
         monkeypatch.setattr(Seat, "wanted", lambda seat, slot, depth: replace(wanted(seat, slot, depth), missed=0))
     else:  # rows in the cache are counted twice

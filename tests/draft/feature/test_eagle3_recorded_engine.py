@@ -77,6 +77,22 @@ def test_every_depth_is_recorded_with_the_first_proposal(loaded: Any, net: Any) 
     assert made._made == forwards and loop.compared == 6  # nothing was recorded in the middle of the text
 
 
+def test_what_was_prepared_serves_every_batch_and_depth(loaded: Any, net: Any) -> None:
+    recorded = pair(net, loaded, depth=5)
+    recorded[0].prepare(6)
+    made = recorded[0]._whole
+    assert isinstance(made, Recording) and {batch for batch, _, _ in made._made} == {1, 4, 16}
+    made.cache.reserve(8, 600)
+    recorded[0].prepare(6)
+    forwards = dict(made._made)
+    loop = Loop(loaded, recorded, anything)
+    for prompt in PROMPTS[:4]:
+        loop.open(prompt)
+        for depth in (1, 3, 5):
+            loop.step([Budget(12, depth)] * len(loop.texts))
+    assert made._made == forwards and loop.compared > 25
+
+
 def test_a_network_that_is_exchanged_is_recorded_anew(loaded: Any, net: Any) -> None:
     drafters = pair(net, loaded)
     loop = Loop(loaded, drafters, anything)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.core.records import NO_NEEDS, Needs, Piece
 from outrider.core.tree import fixed, root
-from outrider.runtime.cuda.packing import ROWS, SEQUENCES, pack, passes
+from outrider.runtime.cuda.packing import ROWS, SEQUENCES, pack, passes, smallest
 from outrider.runtime.flight import Block, text_block, tree_block
 from outrider.runtime.slots import SlotTarget
 from outrider.runtime.targets import cuda_target, eager_target
@@ -42,7 +43,12 @@ def test_every_row_has_a_place_of_its_own_and_those_with_logits_are_last(
     parts = list(passes(blocks))
     assert [b for part in parts for b in part] == blocks
     for part in parts:
-        packed = pack(part, needs)
+        least = smallest(part, needs)
+        packed = pack(part, needs, replace(least, rows=larger(least.rows)))  # fewer rows with logits than rows
+        scored = sum(b.rows for b in packed.blocks[packed.texts :])
+        assert packed.where.max() < packed.bucket.rows and len(set(packed.where)) == len(packed.where)
+        assert scored == 0 or packed.begins[packed.texts] >= packed.bucket.rows - least.scored
+        packed = pack(part, needs, least)
         size, where = packed.bucket, packed.where
         assert sorted(b.slot for b in packed.blocks) == [b.slot for b in part]
         assert len(set(where)) == len(where) == sum(b.rows for b in part)
@@ -57,10 +63,14 @@ def test_every_row_has_a_place_of_its_own_and_those_with_logits_are_last(
             assert size.rows <= 1.5 * len(where)
 
 
+def larger(rows: int) -> int:
+    return next((size for size in ROWS if size > rows), rows)
+
+
 def test_sixty_four_sequences_share_a_pass_and_one_more_does_not() -> None:
     blocks = [block_of(i, 16, False) for i in range(65)]
     assert [len(part) for part in passes(blocks)] == [64, 1]
-    assert pack(blocks[:64], NO_NEEDS).bucket.rows == 1024
+    assert smallest(blocks[:64], NO_NEEDS).rows == 1024
     assert [len(part) for part in passes([block_of(0, 512, True), *blocks[:33]])] == [33, 1]
 
 
@@ -143,9 +153,7 @@ def test_a_pass_larger_than_any_that_is_recorded_runs_in_several() -> None:
 def test_what_is_met_again_is_recorded_then_and_not_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     target = runtime(small().to(DEVICE), max_slots=2, max_rows=16)
     recorded: list[int] = []
-    monkeypatch.setattr(target.backend, "_record", lambda step: recorded.append(step.bucket.rows))
-    for step in target.backend._steps.values():  # type: ignore[attr-defined]
-        step.tried = True
+    monkeypatch.setattr(target.backend.recordings, "_record", lambda step: recorded.append(step.bucket.rows))
     slot = target.acquire()
     for rows, expected in ((16, []), (12, [16]), (30, [16])):
         target.run([Piece(slot, list(range(rows)) if rows > 16 else [1] * rows)], NO_NEEDS)
@@ -176,5 +184,5 @@ def test_a_recording_gives_what_the_same_pass_gives_without_one() -> None:
                     assert a.likeliest == b.likeliest
                 for layer, states in a.hidden.items():
                     torch.testing.assert_close(states, b.hidden[layer], atol=1e-5, rtol=1e-5)
-    steps = target.backend._steps.values()  # type: ignore[attr-defined]
+    steps = target.backend.recordings.steps.values()  # type: ignore[attr-defined]
     assert all(step.graph for step in steps if step.uses > 1) and sum(step.graph for step in steps) >= 3
