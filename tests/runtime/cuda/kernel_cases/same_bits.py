@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ class Text:
         self.cos, self.sin = angle.cos().to(DTYPE), angle.sin().to(DTYPE)  # by position
         self.tokens, self.options = tokens, options
 
-    def run(self, pieces: list[tuple[int, list[int], list[int]]], capacity: int, **how: Any) -> list[torch.Tensor]:
+    def run(
+        self, pieces: list[tuple[int, list[int], list[int]]], capacity: int, kernel: Any = sb.tree_attention, **how: Any
+    ) -> list[torch.Tensor]:
         """Pieces: committed tokens, then the tokens in flight (which of the text's, or another) and their parents; a
         chain where there are none. What each row comes to."""
         count = len(pieces)
@@ -99,7 +102,7 @@ class Text:
             to(range(count)), *facts, to(begins), facts[1], to([0] * count), place, to(np.concatenate(words))
         )
         rows = lambda x: x[:, which][None].contiguous()  # noqa: E731
-        out = sb.tree_attention(
+        out = kernel(
             rows(self.query), keys, values, layout, 0.3, fresh=reference.Fresh(rows(self.key), rows(self.value)),
             rotary=(self.cos[place][None], self.sin[place][None]), **self.options, **how,
         )[0]  # fmt: skip
@@ -187,26 +190,16 @@ def test_a_cut_that_moves_with_the_number_of_rows_is_caught(monkeypatch: pytest.
 
 def test_a_sibling_stored_between_two_ancestors_moves_bits_where_storage_is_the_order() -> None:
     """What this folder's attention is there for: the free one, with its cuts held fast, does not keep the bits."""
-    moved = 0
-    for seed in range(5):
-        query, keys, values, layout = problem(seed, 1, 12, HEADS, GROUP, DIM, 300, DTYPE, room=12)
-        layout.nodes[:], layout.counts[:], layout.lengths[:] = 12, 12, 200
-        tree = fixed(np.zeros(12, dtype=np.int64), np.array([-1, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10]))
-        layout.words[:, 0] = torch.tensor(words_of(tree.ancestor_mask(), 1)[:, 0], device=DEVICE)
-        path = [0, 2, 4, 6, 8, 10, 11]
-        cut = free.AttentionTiling(16, 1)
-        rows = free.tree_attention(query, keys, values, layout, 0.1, tiling=cut)[0, path]
-        slot = int(layout.slots[0])
-        chain = [part.clone() for part in (keys, values)]
-        for part, whole in zip(chain, (keys, values), strict=True):
-            part[slot, :, 200 : 200 + len(path)] = whole[slot, :, [200 + node for node in path]]
-        single = problem(seed, 1, 12, HEADS, GROUP, DIM, 300, DTYPE, room=len(path))[3]
-        single.nodes[:], single.counts[:], single.lengths[:], single.slots[:] = len(path), len(path), 200, slot
-        single.words[:, 0] = 2 ** torch.arange(1, len(path) + 1, device=DEVICE) - 1
-        alone = free.tree_attention(query[:, :, path], *chain, single, 0.1, tiling=cut)[0]
-        assert error(rows, alone) < CLOSE
-        moved += not torch.equal(rows, alone)
-    assert moved
+    text = Text(1, 70)
+    path = list(range(50, 70))
+    tokens, parents, where = tree_around(np.random.default_rng(1), path, 70)
+    by_storage = partial(free.tree_attention, tiling=free.AttentionTiling(16, 1))
+    chain = text.run([(50, path, list(range(-1, 19)))], 200, kernel=by_storage)[0]
+    found = text.run([(50, tokens, parents)], 200, kernel=by_storage)[0][where]
+    assert error(found, chain) < CLOSE and not torch.equal(found, chain)
+    assert torch.equal(text.run([(50, tokens, parents)], 200)[0][where], torch.cat(
+        [text.run([(at, [at], [-1])], 200)[0] for at in path]
+    ))  # fmt: skip
 
 
 # Products
