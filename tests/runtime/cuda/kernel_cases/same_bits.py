@@ -152,8 +152,6 @@ def test_a_row_in_any_tree_has_the_bits_that_it_has_alone(
     beside = (some, *tree_around(rng, path[: 1 + depth // 2], length + depth)[:2])
     found = text.run([beside, (length, tokens, parents), beside], capacity, programs=programs)[1][where]
     assert torch.equal(found, want)
-    text.options["softcap"] = 1e9  # the judge: any order comes near it
-    assert error(text.run([(length, tokens, parents)], capacity)[0][where], want) < CLOSE
 
 
 def test_the_attention_is_that_of_the_reference() -> None:
