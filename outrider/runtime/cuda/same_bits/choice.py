@@ -85,18 +85,6 @@ def has_same_bits(ops: Any, model: Any, target: Target) -> bool:
     return not worst
 
 
-def verdicts() -> list[tuple[str, str, bool]]:
-    """Kinds of models, devices, and whether rows have the same bits there, as far as it is remembered."""
-    found = []
-    for path in sorted(_folder().glob("bits-*.json")):
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-            found.append((str(known["model"]), str(known["device"]), bool(known["same_bits"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return found
-
-
 def _folder() -> Path:
     return cache_folder().parent / "runtimes"
 
@@ -113,8 +101,9 @@ def _path(model: Any, target: Target) -> Path:
 def largest_difference(target: Target, seed: int = 0) -> float:
     """As a share of the largest logit: how far rows of shuffled pieces are from the same rows one by one."""
     rng = np.random.default_rng(seed)
-    length = min(TEXT, target.max_context - DEPTH - 2)
-    text = rng.integers(0, target.vocab_size, length + DEPTH).tolist()
+    depth = min(DEPTH, target.max_rows)
+    length = min(TEXT, target.max_context - depth - 2)
+    text = rng.integers(0, target.vocab_size, length + depth).tolist()
     want = _alone(target, text, length)
     found = [_in_pieces(target, text, length, rng, beside) for beside in (False, True)]
     most = float(want.abs().max())
