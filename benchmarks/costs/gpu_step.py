@@ -319,7 +319,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--runtimes", default="graphs,plain-graphs,eager",
+        "--runtimes",
+        default="graphs,plain-graphs,eager",
         help="graphs, free-graphs (sums in any order), plain-graphs (not fused), eager",
     )
     parser.add_argument("--repeats", type=int, default=10)

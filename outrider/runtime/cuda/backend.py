@@ -228,8 +228,8 @@ class CudaBackend:
             return False
         if block.text:
             return True
-        if self._windows and not self._by_position and int(block.depths.max()) >= min(
-            self._windows
+        if (
+            self._windows and not self._by_position and int(block.depths.max()) >= min(self._windows)
         ):  # of a tree, windows look at the prefix only
             return False
         return len(block.tokens) <= MAX_NODES

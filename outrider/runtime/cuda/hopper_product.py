@@ -15,6 +15,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -90,14 +91,12 @@ def parts(x: Tensor, weight: Tensor) -> Tensor | None:
 def whole_tiling(width: int, rows: int, device: torch.device) -> ProductTiling:
     """For a product that is not left in parts: the tile by which the chip is done first."""
     clusters = processors(device) // -(-rows // ROWS)
-    weights = min(WHOLE, key=lambda size: -(-(-(-width // size)) // clusters) * size)
+    weights = min(WHOLE, key=lambda size: ceil(ceil(width / size) / clusters) * size)
     slices = min(8, (shared_bytes(device) - 2048) // (2 * SLICE * (ROWS + weights)))
     return ProductTiling(False, weights, slices, slices, whole=True)
 
 
-def fill(
-    tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int
-) -> bool:
+def fill(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int) -> bool:
     """Writes the product of at most MAX_ROWS rows [rows, K] in `count` parts, `room` rows apart, to `out`; False: it
     cannot be compiled here."""
     return _launch(tiling, x, first, second, out, count, room) is not None
@@ -162,8 +161,8 @@ def _function(dtype: torch.dtype, tiling: ProductTiling, cluster: int, device: t
 
 def source(dtype: torch.dtype, tiling: ProductTiling, cluster: int) -> str:
     sizes = {
-        "GATED": int(tiling.gated), "WHOLE": int(tiling.whole), "CLUSTER": cluster, "STAGES": tiling.stages, "DEPTH": tiling.depth,
-        "WEIGHTS": tiling.weights,
+        "GATED": int(tiling.gated), "WHOLE": int(tiling.whole), "CLUSTER": cluster, "STAGES": tiling.stages,
+        "DEPTH": tiling.depth, "WEIGHTS": tiling.weights,
     }  # fmt: skip
     defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
     code = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from functools import partial
@@ -43,7 +44,7 @@ def test_a_tree_of_the_trial_has_the_path_and_siblings_between() -> None:
     path = [3, 1, 4, 1, 5]
     tree, where = choice._around(path, np.random.default_rng(1), 24)
     assert tree.tokens[where].tolist() == path and tree.path(where[-1]) == where[1:]
-    assert any(b - a > 1 for a, b in zip(where, where[1:], strict=False))
+    assert any(b - a > 1 for a, b in itertools.pairwise(where))
 
 
 @pytest.mark.parametrize("when", ["other trees", "pieces of a prompt", "neighbours"])

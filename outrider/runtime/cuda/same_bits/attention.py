@@ -392,8 +392,8 @@ def _attend(
         origin = (unit - tiles) * chunk
         if HAS_FRESH:
             _store(
-                keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, origin, chunk, head, rows,
-                sequences, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row, new_value_row,
+                keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, origin, chunk, head,
+                rows, sequences, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row, new_value_row,
                 cos_row, DIM, VALUE_DIM, MANY, CHUNKED, WIDE, WIDE_VALUE, HAS_ROTARY,
             )  # fmt: skip
         for here in range(origin, tl.minimum(origin + chunk, rows)):
@@ -464,8 +464,8 @@ def _leads(words, base, count, in_flight, local, depth, ROWS: tl.constexpr, WORD
 
 @triton.jit
 def _store(
-    keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, origin, chunk, head, rows, sequences,
-    key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row, new_value_row, cos_row,
+    keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, origin, chunk, head, rows,
+    sequences, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row, new_value_row, cos_row,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, MANY: tl.constexpr, CHUNKED: tl.constexpr,
     WIDE: tl.constexpr, WIDE_VALUE: tl.constexpr, HAS_ROTARY: tl.constexpr,
 ):  # fmt: skip

@@ -1,9 +1,9 @@
 """Whether the rows of a model have the same bits in any pass on this GPU: which kernels serve, and the proof by trial.
 
 The kernels of this folder stand in for the free ones where the chip has them. That they cover the whole of a model is
-tried when its runtime is first built: texts in shuffled pieces beside each other, and trees whose siblings stand between
-ancestors, against the same tokens one by one. The verdict is kept in the user's cache, for this kind of model, device
-and versions.
+tried when its runtime is first built: texts in shuffled pieces beside each other, and trees whose siblings stand
+between ancestors, against the same tokens one by one. The verdict is kept in the user's cache, for this kind of model,
+device and versions.
 """
 
 from __future__ import annotations

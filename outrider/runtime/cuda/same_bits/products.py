@@ -87,9 +87,7 @@ def _product(x: Tensor, weights: Sequence[Tensor], gated: bool) -> Tensor:
     return out
 
 
-def _fill(
-    tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int
-) -> None:
+def _fill(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int) -> None:
     if not hopper_product.fill(tiling, x, first, second, out, count, room):
         raise RuntimeError("the kernel for products of many rows cannot be compiled here")
 
@@ -111,5 +109,3 @@ def _fits(x: Tensor, weights: Sequence[Tensor]) -> bool:
 def _together(biases: Sequence[Tensor]) -> Tensor:
     joined = side_by_side(biases)
     return torch.cat(list(biases)) if joined is None else joined
-
-

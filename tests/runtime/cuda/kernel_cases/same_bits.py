@@ -20,16 +20,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tree_attention import error, problem, still_to_store, turned, words_of  # noqa: E402
+from tree_attention import error, problem, still_to_store, turned, words_of
 
-from outrider.core.tree import fixed  # noqa: E402
-from outrider.runtime.cuda import hopper_projection as wide  # noqa: E402
-from outrider.runtime.cuda import reference  # noqa: E402
-from outrider.runtime.cuda import tree_attention as free  # noqa: E402
-from outrider.runtime.cuda.kernels import add_norm  # noqa: E402
-from outrider.runtime.cuda.launch import hopper  # noqa: E402
-from outrider.runtime.cuda.same_bits import attention as sb  # noqa: E402
-from outrider.runtime.cuda.same_bits.products import Products  # noqa: E402
+from outrider.core.tree import fixed
+from outrider.runtime.cuda import hopper_projection as wide
+from outrider.runtime.cuda import reference
+from outrider.runtime.cuda import tree_attention as free
+from outrider.runtime.cuda.kernels import add_norm
+from outrider.runtime.cuda.launch import hopper
+from outrider.runtime.cuda.same_bits import attention as sb
+from outrider.runtime.cuda.same_bits.products import Products
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
