@@ -393,8 +393,8 @@ def _attend(
         if HAS_FRESH:
             _store(
                 keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, origin, chunk, head,
-                rows, sequences, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row, new_value_row,
-                cos_row, DIM, VALUE_DIM, MANY, CHUNKED, WIDE, WIDE_VALUE, HAS_ROTARY,
+                rows, sequences, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row,
+                new_value_row, cos_row, DIM, VALUE_DIM, MANY, CHUNKED, WIDE, WIDE_VALUE, HAS_ROTARY,
             )  # fmt: skip
         for here in range(origin, tl.minimum(origin + chunk, rows)):
             batch = _sequence_of(begins, here, sequences, MANY)
