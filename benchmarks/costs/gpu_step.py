@@ -40,6 +40,7 @@ BARS: tuple[tuple[str, float, Point, Point | None], ...] = (
     ("16 sequences of 16 rows, context 1024: over their floor", 1.35, (16, 16, 1024), None),
 )
 ALSO = (16, 1, 1024)
+FUSED = ("graphs", "free-graphs")
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # of one sequence
 BATCHES = (1, 2, 4, 8, 16, 32, 64)  # at BATCH_CONTEXT
 BATCH_CONTEXT = 1024
@@ -202,7 +203,9 @@ class Bench:
         if name == "eager":
             made: Any = eager_target(self.model, **limits)
         else:
-            made = cuda_target(self.model, warm_up=False, fuse=name == "graphs", **limits)
+            bits = "any" if name == "free-graphs" else "same"
+            made = cuda_target(self.model, warm_up=False, fuse=name != "plain-graphs", bits=bits, **limits)
+            print(f"{name}: the rows' bits are {'the same in any pass' if made.traits.same_bits else 'not fixed'}")
         for block in stored(made).blocks:
             for tensor in block:
                 tensor.normal_(0, 0.5)
@@ -214,7 +217,7 @@ class Bench:
             target = self.target(name, context, max(b for b, _ in at_context))
             for batch, rows in at_context:
                 self.measure(name, target, batch, rows, context)
-            if name == "graphs" and context == BATCH_CONTEXT:
+            if name in FUSED and context == BATCH_CONTEXT:
                 self.profiled |= {rows: profile(target, rows, context) for rows in (1, 64) if (1, rows) in at_context}
             del target
             if self.device.type == "cuda":
@@ -316,7 +319,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--runtimes", default="graphs,plain-graphs,eager", help="graphs, plain-graphs (not fused), eager"
+        "--runtimes",
+        default="graphs,plain-graphs,eager",
+        help="graphs, free-graphs (sums in any order), plain-graphs (not fused), eager",
     )
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--points", help="only these: batch:rows:context with commas between them")

@@ -24,7 +24,7 @@ from outrider.check.reference import Answer, Job, Plain, RuntimePlain, Watch
 from outrider.check.report import GatePart, Outcome, Planted, Report
 from outrider.check.runs import Subject
 from outrider.check.seeded import run_seeded, seeded_jobs
-from outrider.check.ties import FORCED_TREES, WIDTHS, Comparison, Precision, measure
+from outrider.check.ties import FORCED_TREES, WIDTHS, Comparison, Precision, measure, no_noise
 from outrider.check.toy_methods import coupled_methods, one_a_family
 from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
@@ -91,8 +91,9 @@ def check(
 ) -> Report:
     """Run the gate. Ctrl-C ends it with what is known so far.
 
-    A runtime in a precision that is not the model's own is held against its own plain decoding. `constraint` names a
-    form (json, regex, copy) that all texts of a model have.
+    A runtime in a precision that is not the model's own is held against its own plain decoding, as is one whose rows
+    have the same bits in any pass in half precision: there any difference refutes. `constraint` names a form (json,
+    regex, copy) that all texts of a model have.
     """
     forms: Forms = find_form(constraint) if constraint else ()
     begun = time.perf_counter()
@@ -109,6 +110,7 @@ def check(
             gate = _Gate(engine, _prompt_ids(engine, prompts, size, seed), size, seed, watch, forms)
             report.settings |= {
                 "verifier": gate.subject.recipe.verifier.name, "lossless_by_registry": gate.subject.recipe.lossless,
+                "same_bits": engine.target.traits.same_bits,
                 "prompts": [name for name, _ in gate.prompts], "speculates": gate.subject.speculates,
                 "needs": methods.find(method).needs,
             }  # fmt: skip
@@ -132,7 +134,8 @@ class _Gate:
         forms: Forms,
     ) -> None:  # fmt: skip
         model, target = engine.loaded.model, engine.target
-        rounded = target.traits.precision not in (None, MODELS_PRECISION)
+        self._noiseless = target.traits.same_bits and choice.ran(target, model)["precision"] != MODELS_PRECISION
+        rounded = self._noiseless or target.traits.precision not in (None, MODELS_PRECISION)
         known = engine.loaded.eos_ids, engine.compile_form
         plain = RuntimePlain(model, target, *known) if rounded else Plain(model, target.vocab_size, *known)
         self.subject = Subject(engine.engine, engine.recipe(), plain)
@@ -255,7 +258,10 @@ class _Gate:
     def _noise(self) -> Precision:
         if self._precision is None:
             answers = self._plain_greedy()[:NOISE_TEXTS]
-            self._precision = measure(self.subject.plain, answers, self._labelled("greedy"))
+            if self._noiseless:
+                self._precision = no_noise(answers)
+            else:
+                self._precision = measure(self.subject.plain, answers, self._labelled("greedy"))
         return self._precision
 
     def _answer(self, jobs: Sequence[Job]) -> list[Answer]:

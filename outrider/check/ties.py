@@ -2,7 +2,8 @@
 
 The noise is how far the likeliest tokens' logits move apart when plain `transformers` scores the same text in chunks of
 other widths instead of token by token. A first difference between two texts counts as a near tie only if the margin
-there is below that noise, and more near ties than the margins predict is a failure.
+there is below that noise, and more near ties than the margins predict is a failure. Where a runtime's rows have the
+same bits in any pass there is no noise, and no tie.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ class Precision:
     def bound(self) -> float:
         return SAFETY * float(self.deviations[-1])
 
+    def explains(self, margin: float) -> bool:
+        """Whether another schedule may choose otherwise there; none does where rows have the same bits in all."""
+        return self.bound > 0 and margin <= self.bound
+
     def chance(self, margin: float) -> float:
         """How likely another schedule moves logits by more than this margin; beyond the bound it does not."""
-        if margin > self.bound:
+        if not self.explains(margin):
             return 0.0
         above = len(self.deviations) - int(np.searchsorted(self.deviations, margin, side="left"))
         return (above + 1) / (len(self.deviations) + 1)
@@ -51,6 +56,11 @@ class Precision:
             "median": quantiles[0], "p90": quantiles[1], "p99": quantiles[2], "largest": quantiles[3],
             "bound": self.bound,
         }  # fmt: skip
+
+
+def no_noise(answers: Sequence[Answer]) -> Precision:
+    """Of rows that have the same bits in any pass: nothing is measured, and any difference refutes."""
+    return Precision(np.zeros(1), sum(len(a.tokens) for a in answers), ())
 
 
 def measure(plain: Plain, answers: Sequence[Answer], watch: Watch, widths: tuple[int, ...] = WIDTHS) -> Precision:
@@ -109,7 +119,7 @@ class Comparison:
             if at is not None:
                 ended = at >= min(len(want), len(have))  # one is a prefix of the other: no margin explains that
                 margin = math.inf if ended else float(answer.margins[at])
-                tie = margin <= self.precision.bound
+                tie = self.precision.explains(margin)
                 said, heard = (text[at] if at < len(text) else -1 for text in (want, have))
                 self.divergences.append(Divergence(run, answer.job.name, at, said, heard, margin, tie))
         tokens_made = sum(map(len, got))
@@ -169,9 +179,11 @@ class Comparison:
         proposed = f"{self.proposed} candidates of the method's own and " if self.proposed else ""
         none = "; the method itself proposed nothing" if speculates and not self.proposed else ""
         same = f"{self.ties} near ties of {self.tie_limit} allowed" if self.ties else "all identical"
+        bound = self.precision.bound
+        noise = f"noise bound {bound:.1e}" if bound else "noise 0.0 (rows have the same bits)"
         return (
-            f"{len(self.runs)} runs, {tokens} tokens, {proposed}{forced} in forced trees verified, noise bound "
-            f"{self.precision.bound:.1e}: {same}{none}"
+            f"{len(self.runs)} runs, {tokens} tokens, {proposed}{forced} in forced trees verified, {noise}: "
+            f"{same}{none}"
         )
 
     def as_dict(self) -> dict[str, Any]:

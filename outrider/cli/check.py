@@ -79,6 +79,7 @@ def _print(report: Report) -> None:
     console, s = out(), report.settings
     title = f"{s['method']} on {s['model']} in {s['precision']} by {s['runtime']}"
     title += f", texts of the form {s['constraint']}" if s["constraint"] else ""
+    title += ", rows with the same bits in any pass" if s.get("same_bits") else ""
     table = Table("part", "outcome", "what was found", "seconds", title=title)
     for part in report.parts:
         table.add_row(part.name, _coloured(part.outcome), part.summary, f"{part.seconds:.0f}")

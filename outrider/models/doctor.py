@@ -13,7 +13,7 @@ import torch
 from outrider._version import __version__
 from outrider.models import embedded, hub
 from outrider.models.convert import cache_folder
-from outrider.models.files.cached import remembered
+from outrider.models.files.cached import remembered, tried_bits
 from outrider.models.load import default_device
 
 
@@ -57,6 +57,7 @@ def report(timeout: float = 3.0) -> list[Finding]:
         _cache(),
         _embedded(),
         *(Finding(f"known {name}", State.OK, what) for name, what in remembered()),
+        *(Finding(f"bits of {model}", State.OK, what) for model, what in tried_bits()),
         _hub(timeout),
         _device(),
     ]

@@ -326,7 +326,10 @@ def _no_cuda(device: torch.device, _: str) -> str:
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
-        Runtime("graphs", "transformers on CUDA, a whole step as one graph of fused kernels", (), _no_cuda, _graphs),
+        Runtime(
+            "graphs", "transformers on CUDA, a whole step as one graph of fused kernels; rows have the same bits in "
+            "any step on GPUs of compute capability 9.0, as tried at load", (), _no_cuda, _graphs,
+        ),
         Runtime(
             "openvino", "OpenVINO graphs on the CPU, float32 or with int8 and int4 weights; rows have the same bits in "
             "any step where the processor's products do (AVX-512), which is tried at load",

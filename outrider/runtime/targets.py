@@ -27,13 +27,13 @@ def eager_target(model: Any, **limits: Any) -> SlotTarget:
 
 def cuda_target(
     model: Any, *, fuse: bool = True, capture: bool | None = None, graph_bytes: int = 4 << 30, warm_up: bool = True,
-    ops: Any = None, **limits: Any,
+    bits: str = "same", ops: Any = None, **limits: Any,
 ) -> SlotTarget:  # fmt: skip
     """The same with whole steps as CUDA graphs; for the options see `CudaBackend`."""
     from outrider.runtime.cuda.backend import CudaBackend
 
-    options = {"fuse": fuse, "capture": capture, "graph_bytes": graph_bytes, "warm_up": warm_up, "ops": ops}
-    return SlotTarget(CudaBackend(model, **options), **limits)
+    options = {"fuse": fuse, "capture": capture, "graph_bytes": graph_bytes, "warm_up": warm_up, "bits": bits}
+    return SlotTarget(CudaBackend(model, ops=ops, **options), **limits)
 
 
 def openvino_target(

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import poisson
 
 from outrider.check.reference import TOGETHER, Answer, Job, Plain
-from outrider.check.ties import Comparison, Precision, measure, poisson_limit
+from outrider.check.ties import Comparison, Precision, measure, no_noise, poisson_limit
 from outrider.core.params import SamplingParams
 from outrider.models import LoadedModel
 from tests.runtime import test_architectures as zoo
@@ -48,6 +48,16 @@ def test_difference_at_a_clear_margin_refutes() -> None:
 def test_difference_within_the_noise_is_a_tie_and_hides_what_follows() -> None:
     comparison = compared([answer([5, 6, 7], [1.0, 1e-6, 1.0])], [5, 9, 9])
     assert comparison.passed and comparison.ties == 1 and len(comparison.divergences) == 1
+
+
+def test_without_noise_any_difference_refutes() -> None:
+    """Even between tokens of equal logits: rows with the same bits choose the same of them."""
+    one = answer([5, 6, 7], [1.0, 0.0, 1.0])
+    comparison = Comparison(no_noise([one]), [one])
+    comparison.add("run", [(one, one.tokens)], [[5, 6, 7]], steps=1)
+    assert comparison.passed and "noise 0.0" in comparison.summary(False)
+    comparison.add("other", [(one, one.tokens)], [[5, 9, 9]], steps=1)
+    assert not comparison.passed and comparison.refuting[0].margin == 0.0
 
 
 def test_ending_early_is_never_a_tie() -> None:

@@ -96,6 +96,14 @@ def remembered() -> Iterator[tuple[str, str]]:
         yield name, f"files and tokenizer known; {told}"
 
 
+def tried_bits() -> Iterator[tuple[str, str]]:
+    """For each kind of model that ran on a GPU: whether its rows were found to have the same bits in any pass."""
+    for path in sorted((cache_folder().parent / "runtimes").glob("bits-*.json")):
+        facts = _facts(path)
+        same = "the same in any pass" if facts.get("same_bits") else "not the same in other passes: see near ties"
+        yield str(facts.get("model", "a model")), f"{same}, on {facts.get('device', 'a GPU')}"
+
+
 def _model(kind: str, path: Path) -> str:
     match kind:
         case "native":

@@ -37,6 +37,7 @@ from outrider.runtime.cuda.fusion import Fusion, real
 from outrider.runtime.cuda.packing import ROWS, Packed, cover, pack, passes, smallest
 from outrider.runtime.cuda.recordings import FIRST_S, Recordings, Size
 from outrider.runtime.cuda.reference import MAX_NODES
+from outrider.runtime.cuda.same_bits.choice import SAME, has_same_bits, ordered
 from outrider.runtime.cuda.step import MOVES, NAME, Outputs, Shelf, Step, StepCache, running
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.passes import Block, Pass, text_block
@@ -48,8 +49,8 @@ ACTIVATIONS = 16  # widths of the model that a row takes in a layer, about
 TREE_ROWS = 64  # of a sequence, at most, for which passes are recorded beforehand
 
 
-def kernels() -> Any:
-    """The Triton kernels, made when they are first asked for."""
+def kernels(bits: str = SAME) -> Any:
+    """The Triton kernels, made when they are first asked for; see `same_bits` for their order of summation."""
     if find_spec("triton") is None:
         raise InputError("the runtime graphs needs triton; pip install triton, or use the runtime eager")
     from outrider.runtime.cuda import kernels as rows
@@ -59,11 +60,12 @@ def kernels() -> Any:
     from outrider.runtime.cuda.top import top
     from outrider.runtime.cuda.tree_attention import tree_attention
 
-    return SimpleNamespace(
+    ops = SimpleNamespace(
         tree_attention=tree_attention, streams=projection.streams, project=projection.project, parts=projection.parts,
         gated=gated, top=top, rms_norm=rows.rms_norm, add_norm=rows.add_norm, gate=rows.gate,
         likeliest=rows.likeliest, pick=pick, store_rows=rows.store_rows, move_rows=rows.move_rows,
     )  # fmt: skip
+    return ordered(ops) if bits == SAME else ops
 
 
 class CudaBackend:
@@ -84,6 +86,7 @@ class CudaBackend:
         capture: bool | None = None,  # None: where there is CUDA; False runs the same step without a graph
         graph_bytes: int = 4 << 30,  # GPU memory that graphs may take together
         warm_up: bool = True,  # record the buckets of one sequence now, with a progress bar, not at their first use
+        bits: str = SAME,  # of a row in any pass; "any": sums in whatever order is fastest
         ops: Any = None,  # kernels, or their reference; None: what the device can run
     ) -> None:
         self._eager = EagerBackend(model)
@@ -92,7 +95,7 @@ class CudaBackend:
         on_gpu = self.device.type == "cuda"
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
-        self._ops = ops if ops is not None else kernels() if on_gpu else reference
+        self._ops = ops if ops is not None else kernels(bits) if on_gpu else reference
         self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
         self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append, spare=self._spare)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
@@ -103,6 +106,7 @@ class CudaBackend:
         self.recordings: Recordings[Step] = Recordings(self._make, self._record, known=known)
         self._shelf = Shelf()
         self._windows: set[int] = set()
+        self._by_position = hasattr(self._ops, "missed")  # attention puts candidates where they will stand as text
         self._width = self.model.get_input_embeddings().weight.shape[1]
         self._places: list[int] = []  # where its weights lie
         self._ready = False
@@ -145,6 +149,7 @@ class CudaBackend:
         self._places = self._weight_places()  # after those of a group were joined
         self._record_smallest()
         self._compare(target)
+        self.traits = replace(self.traits, same_bits=self._fuse and has_same_bits(self._ops, self.model, target))
         if self._warm_up:
             sizes = [Size(bucket) for bucket in cover(1, min(self._bounds.rows, TREE_ROWS), 0)]
             for size in tracked(sizes, "recording steps"):
@@ -265,8 +270,8 @@ class CudaBackend:
             return False
         if block.text:
             return True
-        if self._windows and int(block.depths.max()) >= min(
-            self._windows
+        if (
+            self._windows and not self._by_position and int(block.depths.max()) >= min(self._windows)
         ):  # of a tree, windows look at the prefix only
             return False
         return len(block.tokens) <= MAX_NODES

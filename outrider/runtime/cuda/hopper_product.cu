@@ -1,11 +1,11 @@
 // Products of many rows on Hopper: out[part, m, n] = x[m] . weight[n] over a part of the inputs, in float32; or, GATED, SiLU of
-// one product times another: out[m, n] = silu(x[m] . first[n]) * (x[m] . second[n]).
+// one product times another: out[m, n] = silu(x[m] . first[n]) * (x[m] . second[n]); or, WHOLE, the product itself, rounded.
 //
 // A block has 128 rows and, at a time, a tile of WEIGHTS weights (GATED: half of them of each matrix) and a part of the
 // inputs. One thread asks the copy engine for slices of the weights, another for slices of the rows; both lie in shared memory
 // in rings. Two groups of 128 threads multiply, 64 rows each. Of more than 128 rows two blocks have a half each and make up a
 // cluster: each fetches half of the weights, and the copy engine gives them to both.
-// Defined in front of this: GATED, CLUSTER, STAGES, DEPTH (of the ring of weights), WEIGHTS, and what depends on the kind of
+// Defined in front of this: GATED, WHOLE, CLUSTER, STAGES, DEPTH (of the ring of weights), WEIGHTS, and what depends on the kind of
 // number: multiply (64 rows by WEIGHTS), pair and times (two numbers at once), rounded.
 
 typedef unsigned int u32;
@@ -61,7 +61,12 @@ __device__ __forceinline__ void meet() {  // all threads of the cluster
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) {  // by the instructions that Triton makes of it, to the same bits
+    float power, quotient;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(1.0f + power));
+    return quotient;
+}
 
 // A thread's sums of one row: of every 8 weights two neighbours, the j-th eight's at sums[4 * j]; `column` is the first.
 __device__ __forceinline__ void write_gated(const float* sums, u32* out, u32 column, u32 width) {
@@ -71,6 +76,12 @@ __device__ __forceinline__ void write_gated(const float* sums, u32* out, u32 col
         const u32 by = pair(silu(rounded(one[0])), silu(rounded(one[1])));
         if (column + 8 * j < width) out[(column + 8 * j) / 2] = times(by, pair(other[0], other[1]));
     }
+}
+
+__device__ __forceinline__ void write_whole(const float* sums, u32* out, u32 column, u32 width) {
+#pragma unroll
+    for (u32 j = 0; j < OUTPUTS / 8; j++)
+        if (column + 8 * j < width) out[(column + 8 * j) / 2] = pair(sums[4 * j], sums[4 * j + 1]);
 }
 
 // Neighbouring threads exchange two of each pair of eights, after which either has 16 bytes of one of them.
@@ -90,7 +101,7 @@ __device__ __forceinline__ void write_part(const float* sums, float* out, u32 co
 
 extern "C" __global__ void __launch_bounds__(384, 1) product(
     const __grid_constant__ Map x, const __grid_constant__ Map first, const __grid_constant__ Map second, void* out, u32 rows,
-    u32 width, u32 tiles, u32 parts, u32 steps) {
+    u32 room, u32 width, u32 tiles, u32 parts, u32 steps) {  // room: rows from one part to the next
     extern __shared__ unsigned char room[];
     const u32 ring = ((u32)__cvta_generic_to_shared(room) + 1023) & ~1023u, weights = ring + STAGES * ROW_BYTES;
     const u32 full = weights + DEPTH * WEIGHT_BYTES, empty = full + 8 * STAGES;
@@ -161,9 +172,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
                 const u32 row = rank * ROWS + group * 64 + mine / 32 * 16 + lower * 8 + mine % 32 / 4;
-                const u64 to = ((u64)(turn / tiles) * rows + row) * width;
-                if (!GATED) write_part(sums + 2 * lower, (float*)out + to, column, width, row < rows);
-                else if (row < rows) write_gated(sums + 2 * lower, (u32*)out + to / 2, column, width);
+                const u64 to = ((u64)(turn / tiles) * room + row) * width;
+                if (!GATED && !WHOLE) write_part(sums + 2 * lower, (float*)out + to, column, width, row < rows);
+                else if (row < rows && GATED) write_gated(sums + 2 * lower, (u32*)out + to / 2, column, width);
+                else if (row < rows) write_whole(sums + 2 * lower, (u32*)out + to / 2, column, width);
             }
         }
     }

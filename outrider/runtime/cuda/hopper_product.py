@@ -15,6 +15,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ class ProductTiling:
     stages: int  # of rows
     depth: int  # of weights
     inputs: int = 0  # of a part, at least: the sums of fewer cost more than they save
+    whole: bool = False  # what is written is the product, rounded
 
     @property
     def outputs(self) -> int:
@@ -58,6 +60,9 @@ PARTS = {
     1: ProductTiling(False, 64, 8, 9, 2048),
     2: ProductTiling(False, 128, 6, 6, 4096),
 }  # by blocks that share weights
+
+
+WHOLE = (224, 208, 192, 128, 96, 64)  # weights of a tile that writes the product
 
 
 def gated(x: Tensor, first: Tensor, second: Tensor) -> Tensor | None:
@@ -83,13 +88,31 @@ def parts(x: Tensor, weight: Tensor) -> Tensor | None:
     return _launch(tiling, x, weight, weight, out, count)
 
 
+def whole_tiling(width: int, rows: int, device: torch.device) -> ProductTiling:
+    """For a product that is not left in parts: the tile by which the chip is done first."""
+    clusters = processors(device) // -(-rows // ROWS)
+    weights = min(WHOLE, key=lambda size: ceil(ceil(width / size) / clusters) * size)
+    slices = min(8, (shared_bytes(device) - 2048) // (2 * SLICE * (ROWS + weights)))
+    return ProductTiling(False, weights, slices, slices, whole=True)
+
+
+def fill(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int) -> bool:
+    """Writes the product of at most MAX_ROWS rows [rows, K] in `count` parts, `room` rows apart, to `out`; False: it
+    cannot be compiled here."""
+    return _launch(tiling, x, first, second, out, count, room) is not None
+
+
 def fits(x: Tensor, weights: Sequence[Tensor], tiling: ProductTiling) -> bool:
     """Whether the kernel takes this: `x` has dense rows, and the copy engine counts in 16 bytes."""
+    return MIN_ROWS <= x.numel() // weights[0].shape[1] <= MAX_ROWS and takes(x, weights, tiling)
+
+
+def takes(x: Tensor, weights: Sequence[Tensor], tiling: ProductTiling) -> bool:
+    """The same for any number of rows."""
     width, inputs = weights[0].shape
     return (
         hopper(x.device)
         and x.dtype in _KINDS
-        and MIN_ROWS <= x.numel() // inputs <= MAX_ROWS
         and inputs % SLICE == 0
         and width % 8 == 0
         and all(w.shape == weights[0].shape and w.dtype == x.dtype for w in weights)
@@ -108,7 +131,9 @@ def _cluster(x: Tensor) -> int:
     return -(-x.numel() // x.shape[-1] // ROWS)
 
 
-def _launch(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int) -> Tensor | None:
+def _launch(
+    tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int | None = None
+) -> Tensor | None:
     (width, inputs), cluster = first.shape, _cluster(x)
     flat, tiles = x.reshape(-1, inputs), -(-width // tiling.outputs)
     rounds = -(-tiles * count // (processors(x.device) // cluster))
@@ -118,7 +143,8 @@ def _launch(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out
             return None
         maps = [cuda_source.tensor_map(flat, (ROWS, SLICE))]
         maps += [cuda_source.tensor_map(weight, (tiling.weights // 2, SLICE)) for weight in (first, second)]
-        numbers = [ctypes.c_uint32(n) for n in (flat.shape[0], width, tiles, count, inputs // SLICE // count)]
+        sizes = (flat.shape[0], room or flat.shape[0], width, tiles, count, inputs // SLICE // count)
+        numbers = [ctypes.c_uint32(n) for n in sizes]
         arguments = [*maps, ctypes.c_void_p(out.data_ptr()), *numbers]
         cuda_source.launch(kernel, -(-tiles * count // rounds) * cluster, cluster, arguments)
     return out
@@ -135,8 +161,8 @@ def _function(dtype: torch.dtype, tiling: ProductTiling, cluster: int, device: t
 
 def source(dtype: torch.dtype, tiling: ProductTiling, cluster: int) -> str:
     sizes = {
-        "GATED": int(tiling.gated), "CLUSTER": cluster, "STAGES": tiling.stages, "DEPTH": tiling.depth,
-        "WEIGHTS": tiling.weights,
+        "GATED": int(tiling.gated), "WHOLE": int(tiling.whole), "CLUSTER": cluster, "STAGES": tiling.stages,
+        "DEPTH": tiling.depth, "WEIGHTS": tiling.weights,
     }  # fmt: skip
     defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
     code = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from outrider.runtime.cuda.launch import launch, processors, shared_bytes
 
 fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name in earlier Tritons
 MIN_ROWS, MAX_ROWS = 2, 64  # one needs no matrix unit, more are left to the vendor's library
-TILE, SLICE = 64, 128  # outputs of a program, inputs it looks at together
+TILE, SLICE = 64, 128  # outputs of a program, inputs it looks at together: half as many where they are odd
 READY = 3  # slices of the weights asked for before the rows are there: more would be in the rows' way
 DEEPEST = 8  # slices on their way
 
@@ -37,10 +37,14 @@ DEEPEST = 8  # slices on their way
 def fits(x: Tensor, weights: Sequence[Tensor], biased: bool) -> bool:
     """Whether this product is one for `project` or `parts`; the caller has seen that the weights are alike."""
     inputs = weights[0].shape[1]
+    some = MIN_ROWS <= x.numel() // inputs <= MAX_ROWS
+    return not biased and some and inputs % SLICE == 0 and takes(x, weights)
+
+
+def takes(x: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether the copy engine reads them, for up to MAX_ROWS rows, one of them as well."""
     return (
-        not biased
-        and MIN_ROWS <= x.numel() // inputs <= MAX_ROWS
-        and inputs % SLICE == 0
+        weights[0].shape[1] % (SLICE // 2) == 0
         and x.stride(-1) == 1
         and x.stride(-2) % 8 == 0  # the copy engine counts in 16 bytes
         and all(part.data_ptr() % 16 == 0 for part in (x, *weights))
@@ -56,34 +60,44 @@ def project(x: Tensor, weights: Sequence[Tensor], gated: bool = False) -> Tensor
     return out
 
 
+def part_count(weight: Tensor) -> int:
+    """Parts of the inputs that are summed apart: as many as give the chip's processors a tile each."""
+    tiles, steps = triton.cdiv(weight.shape[0], TILE), weight.shape[1] // _slice(weight.shape[1])
+    count = 1
+    while 2 * count * tiles <= processors(weight.device) and steps % (2 * count) == 0 and steps // (2 * count) >= 4:
+        count *= 2
+    return count
+
+
 def parts(x: Tensor, weight: Tensor) -> Tensor:
     """[P, ..., N] in float32: the product is their sum."""
-    tiles, steps = triton.cdiv(weight.shape[0], TILE), weight.shape[1] // SLICE
-    count = 1
-    while 2 * count * tiles <= processors(x.device) and steps % (2 * count) == 0 and steps // (2 * count) >= 4:
-        count *= 2
+    count = part_count(weight)
     out = torch.empty((count, *x.shape[:-1], weight.shape[0]), dtype=torch.float32, device=x.device)
     _launch(x, [weight], out, count, False)
     return out
 
 
+def _slice(inputs: int) -> int:
+    return SLICE if inputs % SLICE == 0 else SLICE // 2
+
+
 def _launch(x: Tensor, weights: Sequence[Tensor], out: Tensor, count: int, gated: bool) -> None:
     inputs = weights[0].shape[1]
-    flat = x.reshape(-1, inputs)
+    flat, slice_ = x.reshape(-1, inputs), _slice(inputs)
     rows, block = flat.shape[0], max(16, triton.next_power_of_2(flat.shape[0]))
     kind = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
     counted = weights[:1] if gated else weights
     tiles = [triton.cdiv(w.shape[0], TILE) for w in counted]
     runs = sum(tiles) * count
-    stage = 2 * SLICE * (TILE * (2 if gated else 1) + block)  # bytes
+    stage = 2 * slice_ * (TILE * (2 if gated else 1) + block)  # bytes
     stages = min(DEEPEST, (shared_bytes(x.device) - TILE * block * out.element_size() - 2048) // stage)
-    places = [gl.NVMMASharedLayout.get_default_for([size, SLICE], kind) for size in (block, TILE)]
-    read = TensorDescriptor(flat, [rows, inputs], [flat.stride(0), 1], [block, SLICE], places[0])
-    streamed = [TensorDescriptor(w, list(w.shape), [inputs, 1], [TILE, SLICE], places[1]) for w in weights]
+    places = [gl.NVMMASharedLayout.get_default_for([size, slice_], kind) for size in (block, TILE)]
+    read = TensorDescriptor(flat, [rows, inputs], [flat.stride(0), 1], [block, slice_], places[0])
+    streamed = [TensorDescriptor(w, list(w.shape), [inputs, 1], [TILE, slice_], places[1]) for w in weights]
     sizes, starts = [w.shape[0] for w in counted], (*tiles, 0, 0)[:2]
     _stream[(min(runs, processors(x.device)),)](
         read, *streamed, *[streamed[0]] * (3 - len(streamed)), out, rows, *(*sizes, 0, 0)[:3], *starts, len(counted),
-        out.shape[-1], runs, inputs // SLICE // count, count, gated, block, TILE, SLICE, stages, min(READY, stages),
+        out.shape[-1], runs, inputs // slice_ // count, count, gated, block, TILE, slice_, stages, min(READY, stages),
         num_warps=4, **launch(x.device),
     )  # fmt: skip
 

@@ -34,13 +34,20 @@ def join(layers: Sequence[nn.Linear]) -> Joined | None:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Parts of what this gives are what the parameters hold afterwards."""
-    if _follow_each_other(parts):
-        sizes = (sum(len(part) for part in parts), *parts[0].shape[1:])
-        return parts[0].data.as_strided(sizes, parts[0].stride())
+    if (found := side_by_side(parts)) is not None:
+        return found
     whole = torch.cat([part.data for part in parts])
     for part, stretch in zip(parts, whole.split([len(part) for part in parts]), strict=True):
         part.data = stretch
     return whole
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
+    """The one piece of memory that they are parts of; None where they do not follow each other."""
+    if not _follow_each_other(parts):
+        return None
+    sizes = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    return parts[0].data.as_strided(sizes, parts[0].stride())
 
 
 def _follow_each_other(parts: Sequence[Tensor]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -137,8 +138,8 @@ def parts(x: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def joined(y: Tensor, like: Tensor) -> Tensor:
-    """A product, or the sum of its parts rounded as one."""
-    return y if y.dim() == like.dim() else y.sum(0).to(like.dtype)
+    """A product, or the sum of its parts, one after another, rounded as one."""
+    return y if y.dim() == like.dim() else reduce(torch.add, y).to(like.dtype)
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
