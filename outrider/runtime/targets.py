@@ -32,7 +32,13 @@ def cuda_target(
     """The same with whole steps as CUDA graphs; for the options see `CudaBackend`."""
     from outrider.runtime.cuda.backend import CudaBackend
 
-    options = {"fuse": fuse, "capture": capture, "graph_bytes": graph_bytes, "warm_up": warm_up, "bits": bits}
+    options: dict[str, Any] = {
+        "fuse": fuse,
+        "capture": capture,
+        "graph_bytes": graph_bytes,
+        "warm_up": warm_up,
+        "bits": bits,
+    }
     return SlotTarget(CudaBackend(model, ops=ops, **options), **limits)
 
 

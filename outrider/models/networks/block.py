@@ -9,7 +9,7 @@ values lie. Parameters of `DFlashNet` carry the names that serving engines read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,6 +116,7 @@ class BlockNet(SharedHead):
 
     def forward(self, x: Tensor, rotary: Rotary | None, attend: Attend) -> Tensor:
         """[B, R, d] -> [B, R, d]"""
+        layer: Any
         for number, layer in enumerate(self.layers):
             q, k, v = layer.project(x, rotary)
             x = layer.finish(x, attend(number, q, k, v))
@@ -143,7 +144,8 @@ class DFlashNet(BlockNet):
 
     def context(self, fused: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the text in all layers, one behind another: [B, layers * Hk, R, D] each."""
-        each = [layer.self_attn.keys_values(fused, rotary) for layer in self.layers]
+        layers: Iterable[Any] = self.layers
+        each = [layer.self_attn.keys_values(fused, rotary) for layer in layers]
         keys, values = zip(*each, strict=True)
         return torch.cat(keys, 1), torch.cat(values, 1)
 

@@ -176,7 +176,7 @@ class Step:
             part = slice(begin - begins[texts] + first, begin - begins[texts] + first + b.rows)
             top = TopRows(chosen[0, part], chosen[1, part].view(np.float32)) if chosen is not None else None
             among, found = (every, begin - begins[texts]), raced[part] if b.race is not None and not self.top else None
-            scores.append(Scores(logits[i - texts], states, tuple(likeliest[part]), top, among, found))
+            scores.append(Scores(logits[i - texts], states, tuple(likeliest[part]), top, among, raced=found))
         return scores
 
     def record(self, forward: Callable[[], Outputs], pool: Any) -> None:

@@ -22,7 +22,7 @@ from outrider.core.numeric.likeliest import sparse_rows
 from outrider.core.tree import QRow
 from outrider.models.networks.eagle3 import rotary_angles
 from outrider.runtime.layers.blocks import FeatureBlocks
-from outrider.runtime.layers.recorded import BATCHES, ROOM, TEXT_ROWS, Forward, Inputs, Kernels, picked_rows, words
+from outrider.runtime.layers.recorded import BATCHES, ROOM, TEXT_ROWS, Forward, Inputs, Kernels, words
 
 log = logging.getLogger("outrider")
 
@@ -71,8 +71,8 @@ class RecordedBlocks:
     def _replay(self, wanted: Sequence[Wanted], width: int) -> list[list[QRow]]:
         batch = next(size for size in BATCHES if size >= len(wanted))
         if batch not in self._inputs:
-            features = len(self.traits.layers) * self.traits.hidden
-            self._inputs[batch] = Inputs(batch, features, self.traits.dtype, self.traits.device)
+            layers, hidden = len(self.traits.layers), self.traits.hidden
+            self._inputs[batch] = Inputs(batch, layers, hidden, self.traits.dtype, self.traits.device)
         self._inputs[batch].fill(wanted)
         self.cache.reserve(max(part.slot for part in wanted) + 1, max(part.length for part in wanted) + ROOM)
         if self._keys is not self.cache.whole[0]:  # what was recorded reads another place
@@ -111,7 +111,7 @@ class _Fill:
         positions = torch.cat([rows, after], 1) + given.missed[:, None]
         angles = rotary_angles(positions, net.shape).repeat(1, 1, 2)
         cos, sin = angles.cos(), angles.sin()
-        keys, values = net.context(net.fuse(picked_rows(given.given, given.rows)), None)
+        keys, values = net.context(net.fuse(given.features()), None)
         places = torch.where(self.text < given.counts[:, None], rows, spare)
         self._store(keys, values, places, (cos[:, :TEXT_ROWS], sin[:, :TEXT_ROWS]), slice(None))
 

@@ -149,6 +149,7 @@ class FixedPass(Pass):
             by_row[i, b.length : b.reach] = b.length + b.depths
             stored[i, : b.rows] = np.arange(b.length, b.reach)
         self.inputs.copy_(torch.from_numpy(inputs))
+        assert self.mask is not None
         self.mask.copy_(torch.from_numpy(np.where(sees, np.float32(0), np.float32(-np.inf))))
         self._by_row.copy_(torch.from_numpy(by_row))
         self._owners.copy_(torch.tensor([[b.slot] for b in blocks]))
