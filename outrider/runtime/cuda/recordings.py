@@ -19,7 +19,8 @@ from outrider.runtime.cuda.packing import Bucket
 
 FIRST_S = 4.0  # of recording before the first text; the rest comes while it is answered
 SHARE = 0.05  # of the time between steps that may go into recordings
-WORTH = 16  # passes that must have wanted a size before it is recorded although another holds it
+PAUSE_S = 1.0  # before it is asked again whether anything is lacking
+WORTH = 64  # passes that must have wanted a size before it is recorded although another holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,7 @@ class Recordings(Generic[S]):
         self.wanted = Counter(known or {})
         self._cover: list[Size] = []  # to be recorded in any case
         self._held: dict[Size, Size] = {}  # what a size runs in, as of now
-        self._began: float | None = None  # when the first pass ran, and what recording has taken since
-        self._spent = 0.0
+        self._not_before = 0.0  # the next recording between steps: what one takes is spread over the steps behind it
 
     def at(self, size: Size) -> S:
         """Changes state: as it is, recorded or not."""
@@ -78,8 +78,6 @@ class Recordings(Generic[S]):
     def find(self, wanted: Size) -> Size:
         """Changes state: the size that such a pass runs in now, one that holds it."""
         self.wanted[wanted] += 1
-        if self._began is None:
-            self._began = self._clock()
         if wanted not in self._held:
             holding = [size for size, step in self.steps.items() if step.graph and size.holds(wanted)]
             if not holding:
@@ -94,8 +92,10 @@ class Recordings(Generic[S]):
         """Changes state: it is tried once."""
         step = self.at(size)
         if not step.tried:
+            begun = self._clock()
             self._record(step)
             self._held.clear()
+            self._not_before = (now := self._clock()) + (now - begun) / SHARE
 
     def first(self, cover: Iterable[Size], seconds: float | None = FIRST_S) -> None:
         """Changes state: records what is wanted most of these and of what earlier starts wanted, for about so long.
@@ -109,14 +109,12 @@ class Recordings(Generic[S]):
 
     def spare(self, idle: bool = False) -> bool:
         """Changes state: records one size if it is time, between steps a small share of it; whether there is more."""
-        size = self._next()
-        if size is None:
-            return False
-        begun = self._clock()
-        if not idle and self._began is not None and self._spent > SHARE * (begun - self._began):
+        if not idle and self._clock() < self._not_before:
             return True
+        if (size := self._next()) is None:
+            self._not_before = self._clock() + PAUSE_S
+            return False
         self.record(size)
-        self._spent += self._clock() - begun
         return True
 
     def _next(self) -> Size | None:

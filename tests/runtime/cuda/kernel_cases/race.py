@@ -40,3 +40,16 @@ def test_keys_decide() -> None:
     keys = on_device(np.arange(64, dtype=np.uint64) * np.uint64(7919), DEVICE)
     assert len(set(pick(scores, ones, keys).tolist())) > 50
     assert torch.equal(pick(scores, ones, keys), pick(scores.flip(0), ones, keys))
+
+
+def test_rows_without_a_race_change_nothing_of_the_others() -> None:
+    torch.manual_seed(4)
+    scores = torch.randn(6, 3 * STRETCH + 5).to(DEVICE)
+    temperatures = torch.tensor([1.0, 0.0, 0.7, 0.0, 0.0, 1.3], dtype=torch.float64)
+    keys = on_device(np.arange(3, 9, dtype=np.uint64), DEVICE)
+    racing = temperatures > 0
+    mixed, alone = (
+        pick(scores[rows], temperatures[rows].to(DEVICE), keys[rows]).tolist() for rows in (racing | True, racing)
+    )
+    assert [token for token, one in zip(mixed, racing.tolist(), strict=True) if one] == alone
+    assert all(0 <= token < scores.shape[1] for token in mixed)
