@@ -8,7 +8,7 @@ SLOW    ?=
 # One thread a process: the test workers are the parallelism.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
-.PHONY: setup demo test test-slow lint format pages docs clean
+.PHONY: setup demo test fast test-slow lint format pages docs clean
 
 setup: $(STAMP)
 
@@ -23,7 +23,11 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/outrider demo
 
-test: lint
+# Types are checked, in one process, beside the first tests.
+test: setup
+	$(MAKE) --jobs=2 lint fast
+
+fast: setup
 	$(PYTEST)
 
 # All slow tests, or some: make test-slow SLOW="tests/test_bounds.py". What passes is noted, to be committed.

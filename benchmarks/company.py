@@ -269,7 +269,7 @@ def loaded(args: argparse.Namespace, slots: int) -> Outrider:
         cache_bytes=(args.cache_gib << 30) or None,
     )
     if (folder := shipped_draft(small, "eagle3")) is not None:
-        engine._parts.drafts[("eagle3", "")] = load_eagle3(folder, small)
+        engine.use_drafter(load_eagle3(folder, small), "eagle3")
     return engine
 
 

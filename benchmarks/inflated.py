@@ -73,11 +73,11 @@ def main() -> None:
     ) as engine:  # fmt: skip
         _say(began, f"runtime {engine.target.traits.runtime} is ready")
         if args.draft:
-            engine._parts.drafts[("", 0)] = load_draft(args.draft, loaded)
+            engine.use_drafter(load_draft(args.draft, loaded))
         if (net := _drafter(args, loaded)) is not None:
             widen = shape is not None and args.drafter == "inflated"
             net = inflate_drafter(net, replace(shape, layers=1)) if widen and shape is not None else net
-            engine._parts.drafts[("eagle3", "")] = net
+            engine.use_drafter(net, "eagle3")
             out["drafter"] = {"size": args.drafter, "parameters": sum(p.numel() for p in net.parameters())}
         texts = [engine.encode_chat(prompt.conversation(())) for prompt in prompts]
         for temperature in map(float, args.temperature.split(",")):

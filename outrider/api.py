@@ -152,6 +152,11 @@ class Outrider:
             self._recipes[name] = self._build(name)
         return self._recipes[name]
 
+    def use_drafter(self, network: Any, kind: str = "") -> None:
+        """Methods that are made ready from now on, and are not told which drafter to take, draft with this network: of
+        a trained `kind` ("eagle3", "medusa", ...), or else a causal language model of the target's vocabulary."""
+        self._parts.use_drafter(network, kind)
+
     def _build(self, name: str, options: Mapping[str, Any] | None = None, kept: bool = True) -> Recipe:
         with phase("drafters"):
             recipe = methods.build(name, self._parts, options)

@@ -33,6 +33,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries that count at the end what was left over miss nothing
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cost_curves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What methods measure about this machine and toy models stays out of the user's cache.

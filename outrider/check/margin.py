@@ -82,8 +82,9 @@ def _top_p(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     other = torch.minimum(values - dropped, edge - torch.logit((mass - probs).clamp(0, 1)))
     enters = torch.minimum(values[count - 1] - values, torch.logit(mass.clamp(0, 1)) - edge)
     distance = torch.where(kept, torch.maximum(either, other), enters).clamp(min=0)
-    place = torch.argsort(order)
-    return kept[place], distance[place]
+    inside, back = torch.empty_like(kept), torch.empty_like(distance)  # in the order of the ids again
+    inside[order], back[order] = kept, distance
+    return inside, back
 
 
 def _min_p(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,14 @@ class Parts:
     drafts: dict[Any, Any] = field(default_factory=dict)  # draft models made so far, shared between methods
     cost: Any = None  # a `CostCurve` of the target's steps; None: measured when first asked for, and kept
 
+    def use_drafter(self, network: Any, kind: str) -> None:
+        """Changes `drafts`: what methods find where no drafter is named, of a trained kind or, without one, a model."""
+        from outrider.methods.trained import KINDS
+
+        if kind and kind not in KINDS:
+            raise UnknownName(f"unknown kind {kind!r}; {did_you_mean(kind, KINDS)}known kinds: {', '.join(KINDS)}")
+        self.drafts[(kind, "") if kind else ("", 0)] = network
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -34,6 +34,24 @@ def test_every_method_has_a_complete_row_that_survives_json() -> None:
         assert row["summary"] and row["paper"] and row["needs"]
 
 
+def test_a_drafter_that_is_handed_over_is_the_one_that_drafts(tiny_llama) -> None:
+    """The target itself, which is always right; the first of its layers, which is taken otherwise, is not."""
+    options = {"controller": "fixed", "budget": 4, "verifier": "invariant"}
+    shares = []
+    for network in (None, tiny_llama.model):
+        engine = Outrider(tiny_llama, "plain", strict=True)
+        if network is not None:
+            engine.use_drafter(network)
+        handle = engine.engine.submit(
+            [1, 2, 3], SamplingParams(max_new_tokens=21), engine.recipe("draft-model", options)
+        )
+        stats = handle.result().stats
+        shares.append(stats.accepted / stats.drafted)
+    assert shares[0] < shares[1] == 1.0
+    with pytest.raises(UnknownName, match="did you mean eagle3.*known kinds: eagle3, eagle2"):
+        engine.use_drafter(network, "eagle-3")
+
+
 def test_the_default_method_exists_and_is_lossless() -> None:
     assert methods.find(methods.DEFAULT).lossless
 
