@@ -47,7 +47,7 @@ def best_paths(rates: Floats, depth: int, count: int) -> list[tuple[Path, float]
     """The `count` paths of the largest products of rates [depths, ranks], with these; parents before children."""
     ranked = np.argsort(-rates, axis=1, kind="stable")
     rates, order = np.take_along_axis(rates, ranked, axis=1), list[tuple[Path, float]]()
-    heap: list[tuple[float, int, tuple[int, ...], float]] = [(-float(rates[0, 0]), 0, (0,), 1.0)] if depth > 0 else []
+    heap: list[tuple[float, int, Path, float]] = [(-float(rates[0, 0]), 0, (0,), 1.0)] if depth > 0 else []
     pushed = 1  # among equals the first comes first, so that a parent is before its children
     while heap and len(order) < count:
         minus, _, places, above = heapq.heappop(heap)

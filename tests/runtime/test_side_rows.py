@@ -171,3 +171,14 @@ def test_planted_bugs_are_caught(
     with pytest.raises(AssertionError):
         test_candidates_score_the_same_with_and_without_side_rows(target)
         test_a_vector_that_is_a_tokens_embedding_scores_as_a_candidate_with_that_token(target, words)
+
+
+@pytest.mark.slow
+def test_the_embedded_model_scores_candidates_to_the_same_bit_beside_side_rows(smollm2) -> None:
+    target = native_target(smollm2.model, max_slots=1, max_context=256, max_rows=32)
+    slot = opened(target, list(range(40, 120)))
+    plain = target.run([Piece(slot, tree=TREE)], Needs(hidden=(-1,)))[0]
+    rows = chains(range(len(TREE)), [3, 1, 3, 2, 3], smollm2.model.get_input_embeddings().weight[[5, 6, 7]])
+    beside = target.run([Piece(slot, tree=TREE, side=rows)], Needs(hidden=(-1,)))[0]
+    assert torch.equal(plain.logits, beside.logits) and torch.equal(plain.hidden[-1], beside.hidden[-1])
+    assert len(beside.side.logits) == 12

@@ -118,8 +118,8 @@ class PromptRowsLearner:
         offset = torch.arange(prompts, device=device).repeat(count * members)
         anchor = columns.repeat_interleave(members * prompts, 1)  # [B, rows]
         text = torch.arange(length, device=device) <= anchor[..., None]
-        own = (chain[:, None] == chain) & (offset[:, None] >= offset)
-        sees = torch.cat([text, own.expand(batch, -1, -1)], -1)[:, None]
+        chained = (chain[:, None] == chain) & (offset[:, None] >= offset)
+        sees = torch.cat([text, chained.expand(batch, -1, -1)], -1)[:, None]
         if self.target.model.config._attn_implementation != "sdpa":
             sees = torch.zeros(sees.shape, dtype=self.net.vectors.dtype, device=device).masked_fill(~sees, -torch.inf)
         rows = self.net.vectors.flatten(0, 1).repeat(count, 1).expand(batch, -1, -1)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from outrider.check import exhaustive, gate
 from outrider.control.fixed import Fixed
 from outrider.core.engine import Engine
 from outrider.core.params import SamplingParams
@@ -31,6 +32,7 @@ from outrider.draft.grown import Grown
 from outrider.draft.model.draft_model import ModelSource
 from outrider.draft.model.superposed import Superposed, tree_of
 from outrider.grow.chain import Chain
+from outrider.models import load_model
 from outrider.runtime.targets import eager_target, native_target
 from outrider.verify.invariant import Invariant
 from tests.watched import llama
@@ -190,3 +192,14 @@ def test_a_mixture_with_the_wrong_shares_is_caught(model: Any, monkeypatch: pyte
         drafter = Superposed(eager_target(model, max_slots=6), embed=model.get_input_embeddings())
         steps.append(sum(g.stats.steps for g in run(target, drafter, prompts, 64)))
     assert steps[0] < 0.9 * steps[1]
+
+
+def test_it_passes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the target's first layer as its draft model."""
+    monkeypatch.setattr(gate, "one_a_family", lambda: ["prompt-lookup"])  # enumerations have tests of their own
+    monkeypatch.setattr(exhaustive, "SMALL", ((1, 1),))
+    monkeypatch.setattr(exhaustive, "SHAPES", ((1, 1),))
+    monkeypatch.setattr(exhaustive, "CASES", exhaustive.CASES[:1])
+    loaded, options = load_model(llama(1).requires_grad_(False)), {"layers": "1", "depth": "3"}
+    report = gate.check(loaded, "superposed", options, size=gate.Size(3, 24, 20, 5, 16, 16, 60, 3, False))
+    assert report.verdict == "same output" and report.status == 0, [part.summary for part in report.parts]
