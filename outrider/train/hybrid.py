@@ -193,7 +193,8 @@ def _begin(mixer: Any, attention: Any) -> None:
     mixer.conv1d.weight.zero_()
     mixer.conv1d.weight[..., -1] = 1.0
     mixer.conv1d.bias.zero_()
-    steps = torch.logspace(*torch.tensor(STEPS).log10().tolist(), mixer.num_heads, device=mixer.dt_bias.device)
+    shortest, longest = torch.tensor(STEPS).log10().tolist()
+    steps = torch.logspace(shortest, longest, int(mixer.num_heads), device=mixer.dt_bias.device)
     mixer.dt_bias.copy_(torch.log(torch.expm1(steps)))
     mixer.A_log.zero_()
     mixer.D.zero_()

@@ -97,7 +97,7 @@ def routed_layers(model: nn.Module) -> list[RoutedFeedForward]:
     return [module for module in model.modules() if isinstance(module, RoutedFeedForward)]
 
 
-def bytes_read(model: nn.Module) -> float:
+def bytes_read(model: Any) -> float:
     """By the last forward of a model: its routed layers by the experts that they needed, all other weights whole."""
     layers = routed_layers(model)
     routed = sum(layer.up.nbytes + layer.down.nbytes + layer.router.weight.nbytes for layer in layers)
@@ -116,5 +116,5 @@ def stretches(numbers: list[int]) -> list[tuple[int, int]]:
 
 def _recorded(x: Tensor) -> bool:
     """Whether the operations are noted to be repeated with other rows, which may need other experts."""
-    tracing = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    tracing = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
     return tracing or (x.is_cuda and torch.cuda.is_current_stream_capturing())

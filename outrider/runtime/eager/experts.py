@@ -25,8 +25,12 @@ class ActiveExperts:
     """Empty for a model without experts."""
 
     def __init__(self, model: nn.Module) -> None:
-        layers = [(module, place) for module in model.modules() if (place := _takes_choice(module)) is not None]
-        self._counting = [m for m in model.modules() if hasattr(m, "last_active") and hasattr(m, "num_experts")]
+        layers: list[tuple[Any, int]] = [
+            (module, place) for module in model.modules() if (place := _takes_choice(module)) is not None
+        ]
+        self._counting: list[Any] = [
+            m for m in model.modules() if hasattr(m, "last_active") and hasattr(m, "num_experts")
+        ]
         self._counts: list[Tensor] = []  # of this pass, by layer
         self._stand_ins = [
             Replacement(module.__dict__, "forward", self._counted(module, place)) for module, place in layers
@@ -47,7 +51,7 @@ class ActiveExperts:
         counts = self._counts or [module.last_active for module in self._counting]
         return float(torch.stack(counts).mean()) if counts else 0.0
 
-    def _counted(self, module: nn.Module, place: int) -> Callable[..., Any]:
+    def _counted(self, module: Any, place: int) -> Callable[..., Any]:
         forward, experts = module.forward, int(module.num_experts)
 
         def counted(*args: Any, **named: Any) -> Any:
