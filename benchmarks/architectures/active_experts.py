@@ -52,7 +52,8 @@ def mixture(args: argparse.Namespace) -> Any:
         num_hidden_layers=args.layers, num_key_value_heads=2, num_local_experts=args.experts, num_experts_per_tok=2,
         max_position_embeddings=1024, tie_word_embeddings=True, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
-    model = MixtralForCausalLM(config).eval().to(args.device)
+    with torch.device(args.device):
+        model = MixtralForCausalLM(config).eval()
     model.set_experts_implementation("eager")
     with torch.no_grad():
         table = model.get_input_embeddings().weight

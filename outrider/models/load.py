@@ -20,10 +20,10 @@ from torch import Tensor
 
 from outrider.core.errors import InputError, MissingExtra, OutriderError, UnknownName, UnsupportedModel, did_you_mean
 from outrider.models import embedded, hub
-from outrider.models.architectures import announce
 from outrider.models.convert import converted, folder_for
 from outrider.models.files.skeleton import PICKED, fingerprint_of
 from outrider.models.loaded import LoadedModel as LoadedModel
+from outrider.models.networks.announced import announce
 from outrider.models.quiet import first_line, quiet_transformers
 
 if TYPE_CHECKING:

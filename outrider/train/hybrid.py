@@ -10,7 +10,6 @@ copy of the model; a target like every other for whoever decodes with it.
 from __future__ import annotations
 
 import json
-import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -194,8 +193,8 @@ def _begin(mixer: Any, attention: Any) -> None:
     mixer.conv1d.weight.zero_()
     mixer.conv1d.weight[..., -1] = 1.0
     mixer.conv1d.bias.zero_()
-    low, high = (math.log10(step) for step in STEPS)
-    steps = torch.logspace(low, high, mixer.num_heads, device=mixer.dt_bias.device)
+    shortest, longest = torch.tensor(STEPS).log10().tolist()
+    steps = torch.logspace(shortest, longest, int(mixer.num_heads), device=mixer.dt_bias.device)
     mixer.dt_bias.copy_(torch.log(torch.expm1(steps)))
     mixer.A_log.zero_()
     mixer.D.zero_()

@@ -22,7 +22,7 @@ from outrider.core.tree import chain
 from outrider.models.quiet import first_line
 from outrider.runtime.attention import attention_configs, switched
 from outrider.runtime.cache import LayerShape
-from outrider.runtime.experts import ActiveExperts
+from outrider.runtime.eager.experts import ActiveExperts
 from outrider.runtime.packed import PackedLinears
 from outrider.runtime.passes import NAME, Pass, running, tree_block
 from outrider.runtime.positions import TableEnds, by_depth, custom_windows, stand_ins

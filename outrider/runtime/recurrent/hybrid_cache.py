@@ -50,6 +50,12 @@ class HybridCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.attention.get_mask_sizes(query_length, 0)
 
+    def has_previous_state(self, layer_idx: int | None = None) -> bool:
+        """What layers ask that look for their states themselves."""
+        if layer_idx is not None:
+            self.turn(layer_idx)
+        return False
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self.turn(layer_idx)
 

@@ -29,7 +29,7 @@ from outrider.runtime.recurrent.states import StateStore
 log = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # of a tree, padded to the next of these
 REACH = 256  # rows of the cache that attention reads, padded to this times a power of two
-MOST = 48  # recordings; passes of sizes beyond these run as before
+MAX_RECORDINGS = 48  # recordings; passes of sizes beyond these run as before
 AFTER = 2  # passes of a size before it is recorded
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]  # what runs once -> what runs it again
 
@@ -128,7 +128,7 @@ class FixedPass(Pass):
         self._folded: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         inputs = torch.zeros((2, size.batch, size.rows), dtype=torch.long, device=device)
         self.inputs, (self.input_ids, self.positions) = inputs, inputs
-        self.mask = torch.zeros((size.batch, 1, size.rows, size.reach), dtype=dtype, device=device)
+        self.mask: Tensor = torch.zeros((size.batch, 1, size.rows, size.reach), dtype=dtype, device=device)
         self._by_row = torch.zeros((size.batch, size.reach), dtype=torch.long, device=device)
         self._owners = torch.zeros((size.batch, 1), dtype=torch.long, device=device)
         self._stored = torch.zeros((size.batch, size.rows), dtype=torch.long, device=device)
@@ -247,7 +247,7 @@ class RecordedPasses:
     def _due(self, size: Any, made: dict[Any, Any]) -> bool:
         """Whether it is recorded, or is to be."""
         self._uses[size] = self._uses.get(size, 0) + 1
-        return size in made or (self._uses[size] > AFTER and len(self._steps) + len(self._commits) < MOST)
+        return size in made or (self._uses[size] > AFTER and len(self._steps) + len(self._commits) < MAX_RECORDINGS)
 
     def _made(self, size: Size, blocks: Sequence[Block]) -> Step | None:
         current = FixedPass(size, self._cache.capacity, self._dtype, self._device)
