@@ -89,8 +89,8 @@ class LocalLink:
         self._counts, self._fleet = Counts(costs), Fleet(costs)
         made.engine.watch(self._counts.step)
         made.engine.watch(self._fleet.watch)
-        if made.tokenizer is not None:
-            self._traces = Traces(token_decoder(made.tokenizer), made.loaded.name, self._most_traces)
+        if made.loaded.tokenizer is not None:
+            self._traces = Traces(token_decoder(made.loaded.tokenizer), made.loaded.name, self._most_traces)
         self._thread = threading.Thread(target=self._work, args=(made.engine,), name="outrider-engine", daemon=True)
         self._thread.start()
 
