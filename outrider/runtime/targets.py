@@ -32,8 +32,10 @@ def cuda_target(
     """The same with whole steps as CUDA graphs; for the options see `CudaBackend`."""
     from outrider.runtime.cuda.backend import CudaBackend
 
-    options = {"fuse": fuse, "capture": capture, "graph_bytes": graph_bytes, "warm_up": warm_up, "bits": bits}
-    return SlotTarget(CudaBackend(model, ops=ops, **options), **limits)
+    backend = CudaBackend(
+        model, fuse=fuse, capture=capture, graph_bytes=graph_bytes, warm_up=warm_up, bits=bits, ops=ops
+    )
+    return SlotTarget(backend, **limits)
 
 
 def openvino_target(
