@@ -37,7 +37,7 @@ from outrider.runtime.cuda.fusion import Fusion, real
 from outrider.runtime.cuda.packing import ROWS, Packed, cover, pack, passes, smallest
 from outrider.runtime.cuda.recordings import FIRST_S, Recordings, Size
 from outrider.runtime.cuda.reference import MAX_NODES
-from outrider.runtime.cuda.same_bits.choice import SAME, has_same_bits, ordered
+from outrider.runtime.cuda.same_bits.choice import ANY, SAME, has_same_bits, ordered
 from outrider.runtime.cuda.step import MOVES, NAME, Outputs, Shelf, Step, StepCache, running
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.passes import Block, Pass, text_block
@@ -106,7 +106,6 @@ class CudaBackend:
         self.recordings: Recordings[Step] = Recordings(self._make, self._record, known=known)
         self._shelf = Shelf()
         self._windows: set[int] = set()
-        self._by_position = hasattr(self._ops, "missed")  # attention puts candidates where they will stand as text
         self._width = self.model.get_input_embeddings().weight.shape[1]
         self._places: list[int] = []  # where its weights lie
         self._ready = False
@@ -144,16 +143,27 @@ class CudaBackend:
     def check(self, target: Target, self_test: bool | None) -> None:
         """The model eagerly, then kernels, graph and fusion against that: nothing runs that was not checked."""
         self._eager.check(target, self_test)
-        if self._fuse:
-            self._fusion = Fusion(self.model, self._ops, self._probe).active
-        self._places = self._weight_places()  # after those of a group were joined
-        self._record_smallest()
+        self._serve(self._ops)
         self._compare(target)
-        self.traits = replace(self.traits, same_bits=self._fuse and has_same_bits(self._ops, self.model, target))
+        same = self._fuse and has_same_bits(self._ops, self.model, target)
+        self.traits = replace(self.traits, same_bits=same)
+        if self._by_position and not same:  # what one order costs buys nothing here
+            self._serve(kernels(ANY))
+            self._compare(target)
         if self._warm_up:
             sizes = [Size(bucket) for bucket in cover(1, min(self._bounds.rows, TREE_ROWS), 0)]
             for size in tracked(sizes, "recording steps"):
                 self.recordings.record(size)
+
+    def _serve(self, ops: Any) -> None:
+        """Changes state: these kernels are what steps run on."""
+        self._ops, self._ready = ops, False
+        self._by_position = hasattr(ops, "missed")  # attention puts candidates where they will stand as text
+        self.recordings = Recordings(self._make, self._record, known=self.recordings.wanted)
+        if self._fuse:
+            self._fusion = Fusion(self.model, ops, self._probe).active
+        self._places = self._weight_places()  # after those of a group were joined
+        self._record_smallest()
 
     @torch.inference_mode()
     def _probe(self) -> object:

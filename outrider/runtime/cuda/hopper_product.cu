@@ -101,7 +101,7 @@ __device__ __forceinline__ void write_part(const float* sums, float* out, u32 co
 
 extern "C" __global__ void __launch_bounds__(384, 1) product(
     const __grid_constant__ Map x, const __grid_constant__ Map first, const __grid_constant__ Map second, void* out, u32 rows,
-    u32 room, u32 width, u32 tiles, u32 parts, u32 steps) {  // room: rows from one part to the next
+    u32 apart, u32 width, u32 tiles, u32 parts, u32 steps) {  // apart: rows from one part to the next
     extern __shared__ unsigned char room[];
     const u32 ring = ((u32)__cvta_generic_to_shared(room) + 1023) & ~1023u, weights = ring + STAGES * ROW_BYTES;
     const u32 full = weights + DEPTH * WEIGHT_BYTES, empty = full + 8 * STAGES;
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
                 const u32 row = rank * ROWS + group * 64 + mine / 32 * 16 + lower * 8 + mine % 32 / 4;
-                const u64 to = ((u64)(turn / tiles) * room + row) * width;
+                const u64 to = ((u64)(turn / tiles) * apart + row) * width;
                 if (!GATED && !WHOLE) write_part(sums + 2 * lower, (float*)out + to, column, width, row < rows);
                 else if (row < rows && GATED) write_gated(sums + 2 * lower, (u32*)out + to / 2, column, width);
                 else if (row < rows) write_whole(sums + 2 * lower, (u32*)out + to / 2, column, width);

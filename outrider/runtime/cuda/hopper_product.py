@@ -63,6 +63,7 @@ PARTS = {
 
 
 WHOLE = (224, 208, 192, 128, 96, 64)  # weights of a tile that writes the product
+AROUND = 24  # weights that would take as long as beginning and ending a tile
 
 
 def gated(x: Tensor, first: Tensor, second: Tensor) -> Tensor | None:
@@ -91,9 +92,15 @@ def parts(x: Tensor, weight: Tensor) -> Tensor | None:
 def whole_tiling(width: int, rows: int, device: torch.device) -> ProductTiling:
     """For a product that is not left in parts: the tile by which the chip is done first."""
     clusters = processors(device) // -(-rows // ROWS)
-    weights = min(WHOLE, key=lambda size: ceil(ceil(width / size) / clusters) * size)
+    weights = min(WHOLE, key=lambda size: ceil(ceil(width / size) / clusters) * (size + AROUND))
     slices = min(8, (shared_bytes(device) - 2048) // (2 * SLICE * (ROWS + weights)))
     return ProductTiling(False, weights, slices, slices, whole=True)
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether the source can be compiled and loaded here; tried once."""
+    with torch.cuda.device(device):
+        return _function(torch.bfloat16, PARTS[1], 1, device) is not None
 
 
 def fill(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int) -> bool:

@@ -19,6 +19,17 @@ from torch import Tensor
 from outrider.runtime.cuda.kernels import ask_for
 from outrider.runtime.cuda.launch import launch, processors
 from outrider.runtime.cuda.reference import MAX_NODES, Fresh, Layout
+from outrider.runtime.cuda.same_bits.places import (
+    branches,
+    depths,
+    leads,
+    node_at,
+    on_path,
+    rotated,
+    sequence,
+    sequence_of,
+    tile_of,
+)
 from outrider.runtime.cuda.tree_attention import LOG2E, many
 
 BLOCK, KEYS = 64, 64  # query rows of a program, keys it looks at together: part of the order
@@ -78,20 +89,20 @@ def tree_attention(
     )  # fmt: skip
     shape = (
         dim, value_dim, key_heads, group, triton.next_power_of_2(group), layout.words.shape[1], many(sequences), KEYS,
-        BLOCK, places, wide, wide_value, max(16, triton.next_power_of_2(chunk)),
+        BLOCK, wide, wide_value, max(16, triton.next_power_of_2(chunk)),
     )  # fmt: skip
     facts = (softcap is not None, window is not None, rotary is not None, sinks is not None, fresh is not None, fold)
     precision = "ieee" if query.dtype in (torch.float32, torch.float64) else "tf32"
     around = {"enable_fp_fusion": False, **launch(query.device)}  # a sum rounds alike wherever it is compiled
     _attend[((tiles + units) * key_heads, shared)](
         query, keys, values, new_key, new_value, cos, sin, *where, sunk, out, partial, sums, *strides, scaling,
-        softcap or 1.0, window or 0, sequences, tiles, rows, shared, chunk, *shape, *facts, precision,
+        softcap or 1.0, window or 0, sequences, tiles, rows, shared, chunk, places, *shape, *facts, precision,
         num_warps=4 if wide_value <= 128 else 8,
         num_stages=3 if max(dim, value_dim) <= 128 else 2, **around,
     )  # fmt: skip
     _join[(rows, key_heads)](
-        *where, sunk, out, partial, sums, window or 0, sequences, rows, value_dim, key_heads, group,
-        triton.next_power_of_2(group), layout.words.shape[1], many(sequences), places, wide_value, *facts[1:2],
+        *where, sunk, out, partial, sums, window or 0, sequences, rows, places, value_dim, key_heads, group,
+        triton.next_power_of_2(group), layout.words.shape[1], many(sequences), wide_value, *facts[1:2],
         *facts[3:4], fold, num_warps=4, **around,
     )  # fmt: skip
     return out
@@ -141,90 +152,6 @@ def _score(q, k, scaling, softcap, HAS_CAP: tl.constexpr, PRECISION: tl.constexp
     return product * (scaling * LOG2E)
 
 
-# Where things stand
-
-
-@triton.jit
-def _sequence(begins, row, sequences, MANY: tl.constexpr):
-    """[rows]: the sequence that rows of the pass belong to."""
-    each = tl.arange(0, MANY)
-    starts = tl.load(begins + each, mask=each < sequences, other=1 << 30).to(tl.int32)
-    return tl.sum((starts[None, :] <= row[:, None]).to(tl.int32), 1) - 1
-
-
-@triton.jit
-def _sequence_of(begins, row, sequences, MANY: tl.constexpr):
-    """The same of a single row."""
-    each = tl.arange(0, MANY)
-    starts = tl.load(begins + each, mask=each < sequences, other=1 << 30).to(tl.int32)
-    return tl.sum((starts <= row).to(tl.int32), 0) - 1
-
-
-@triton.jit
-def _tile_of(begins, unit, sequences, ROWS: tl.constexpr, MANY: tl.constexpr):
-    """The sequence of a tile, and which of its tiles it is: they begin at the number of whole ones before, and one
-    more for each sequence before it."""
-    each = tl.arange(0, MANY)
-    starts = tl.load(begins + each, mask=each < sequences, other=1 << 30).to(tl.int32) // ROWS + each
-    sequence = tl.sum((starts <= unit).to(tl.int32), 0) - 1
-    return sequence, unit - tl.max(tl.where(starts <= unit, starts, 0), 0)
-
-
-@triton.jit
-def _branches(words, base, count, nodes, is_text, WORDS: tl.constexpr):
-    """Whether some node in flight does not see all before it: then the last one does not."""
-    last = words + (base + tl.maximum(count, 1) - 1) * WORDS
-    few = tl.minimum(nodes, 64)
-    seen = _ones(tl.load(last))
-    if WORDS > 1:
-        seen += _ones(tl.load(last + 1))
-        few = nodes
-    return (is_text == 0) & (count > 0) & (seen < few)
-
-
-@triton.jit
-def _ones(word):
-    """Bits of a word that are set."""
-    return tl.sum(((word >> tl.arange(0, 64).to(tl.int64)) & 1).to(tl.int32), 0)
-
-
-@triton.jit
-def _on_path(word, second, WORDS: tl.constexpr):
-    """[nodes]: which nodes a path leads over."""
-    node = tl.arange(0, _NODES)
-    bits = word >> tl.where(node < 64, node, 0).to(tl.int64)
-    if WORDS > 1:
-        bits = tl.where(node < 64, bits, second >> tl.where(node < 64, 0, node - 64).to(tl.int64))
-        return (bits & 1).to(tl.int32)
-    return tl.where(node < 64, bits & 1, 0).to(tl.int32)
-
-
-@triton.jit
-def _node_at(depth, path):
-    """[n]: the path's nodes at these depths."""
-    node = tl.arange(0, _NODES)
-    rank = tl.cumsum(path, 0) - 1
-    found = (rank[None, :] == depth[:, None]) & (path != 0)[None, :]
-    return tl.sum(tl.where(found, node[None, :], 0), 1)
-
-
-@triton.jit
-def _rotated(start, angle, cos, sin, inside, d, DIM: tl.constexpr, HAS_ROTARY: tl.constexpr):
-    """Rows at `start`, rotated by the angles at `angle`."""
-    x = tl.load(start + d[None, :], mask=inside, other=0.0)
-    if HAS_ROTARY:
-        half: tl.constexpr = DIM // 2
-        across = tl.where(d < half, d + half, d - half)
-        if half % 8 == 0:
-            across = tl.max_contiguous(tl.multiple_of(across, 8), 8)
-        other = tl.load(start + across[None, :], mask=inside, other=0.0)
-        other = tl.where((d < half)[None, :], -other, other).to(tl.float32)
-        c = tl.load(cos + angle + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        s = tl.load(sin + angle + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        return (x.to(tl.float32) * c + other * s).to(x.dtype)
-    return x
-
-
 # The kernels
 
 
@@ -255,7 +182,7 @@ def _of_cut(
         there = seat < stop
         place = seat  # and where they are stored
         if ON_PATH:
-            place = tl.where(seat < length, seat, length + _node_at(seat - length, path))
+            place = tl.where(seat < length, seat, length + node_at(seat - length, path))
         key_in, value_in = there[:, None] & (d < DIM)[None, :], there[:, None] & (dv < VALUE_DIM)[None, :]
         if HAS_FRESH:
             held = (place < first)[:, None]
@@ -264,7 +191,7 @@ def _of_cut(
             if at + KEYS > tl.minimum(first, length):  # some may not be in the cache
                 new, late = (base + place - first)[:, None], (place >= first)[:, None]
                 at_key = new_key + new * new_key_row
-                fresh = _rotated(at_key, new * cos_row, cos, sin, key_in & late, d, DIM, HAS_ROTARY)
+                fresh = rotated(at_key, new * cos_row, cos, sin, key_in & late, d, DIM, HAS_ROTARY)
                 k = tl.where(late, fresh, k)
                 at_value = new_value + new * new_value_row
                 v = tl.where(late, tl.load(at_value + dv[None, :], mask=value_in & late, other=0.0), v)
@@ -298,14 +225,14 @@ def _keep(partial, sums, half, cell, real, largest, weight, total, dv, WIDE_VALU
     tl.store(partial + cell.to(tl.int64)[:, None] * WIDE_VALUE + dv[None, :], total, mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=("window", "sequences", "tiles", "rows", "shared", "chunk"))
+@triton.jit(do_not_specialize=("window", "sequences", "tiles", "rows", "shared", "chunk", "places"))
 def _attend(
     query, keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, causal, words, sinks, out,
     partial, sums, query_head, query_row, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_head,
     new_key_row, new_value_head, new_value_row, cos_row, scaling, softcap, window, sequences, tiles, rows, shared,
-    chunk,
+    chunk, places,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr,
-    WORDS: tl.constexpr, MANY: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    WORDS: tl.constexpr, MANY: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr, WIDE_VALUE: tl.constexpr, CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_ROTARY: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_FRESH: tl.constexpr,
     FOLD: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
@@ -313,7 +240,7 @@ def _attend(
     ROWS: tl.constexpr = BLOCK // GROUP
     unit, head, part = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
     d, dv, cell = tl.arange(0, WIDE), tl.arange(0, WIDE_VALUE), tl.arange(0, BLOCK)
-    half = rows * HEADS * GROUP * PLACES
+    half = rows * HEADS * GROUP * places
     new_key += head * new_key_head
     new_value += head * new_value_head
     inner = cell < ROWS * GROUP  # rows of a tile, a key head's query heads innermost
@@ -321,7 +248,7 @@ def _attend(
     if unit < tiles:
         batch, tile = 0, unit
         if MANY > 1:
-            batch, tile = _tile_of(begins, unit, sequences, ROWS, MANY)
+            batch, tile = tile_of(begins, unit, sequences, ROWS, MANY)
         base = tl.load(begins + batch).to(tl.int32)
         room, count = tl.load(begins + batch + 1).to(tl.int32) - base, tl.load(counts + batch).to(tl.int32)
         row = tile * ROWS + cell // GROUP
@@ -332,7 +259,7 @@ def _attend(
             length, slot = tl.load(lengths + batch).to(tl.int32), tl.load(slots + batch)
             in_flight = tl.load(nodes + batch).to(tl.int32)
             first = length + in_flight - count  # where the first row stands in the slot
-            split = _branches(words, base, count, in_flight, tl.load(causal + batch), WORDS)
+            split = branches(words, base, count, in_flight, tl.load(causal + batch), WORDS)
             end = tl.where(split, _begin(_cut_of(length)), first + tl.minimum(tile * ROWS + ROWS, count))
             begin = end * 0
             if HAS_WINDOW:
@@ -352,14 +279,14 @@ def _attend(
             position = tl.where(split, length, first + row)
             inside = real[:, None] & (d < DIM)[None, :]
             start = query + query_at[:, None] * query_head + (base + row)[:, None] * query_row
-            q = _rotated(start, (base + row)[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
+            q = rotated(start, (base + row)[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
             if HAS_WINDOW:  # a candidate's own position counts
-                at_depth = length + _depths(words, base + row, real, WORDS)
+                at_depth = length + depths(words, base + row, real, WORDS)
                 position = tl.where(split, at_depth, position)
             most = tl.full([BLOCK], float("-inf"), tl.float32)
             mass = tl.zeros([BLOCK], tl.float32)
             whole = tl.zeros([BLOCK, WIDE_VALUE], tl.float32)
-            spot = ((base + row) * HEADS * GROUP + query_at) * PLACES
+            spot = ((base + row) * HEADS * GROUP + query_at) * places
             nowhere = tl.zeros([_NODES], tl.int32)
             for each in range(cut, behind, shared):
                 largest, weight, total = _of_cut(
@@ -397,33 +324,33 @@ def _attend(
                 new_value_row, cos_row, DIM, VALUE_DIM, MANY, CHUNKED, WIDE, WIDE_VALUE, HAS_ROTARY,
             )  # fmt: skip
         for here in range(origin, tl.minimum(origin + chunk, rows)):
-            batch = _sequence_of(begins, here, sequences, MANY)
+            batch = sequence_of(begins, here, sequences, MANY)
             base, count = tl.load(begins + batch).to(tl.int32), tl.load(counts + batch).to(tl.int32)
             in_flight = tl.load(nodes + batch).to(tl.int32)
-            if (here - base < count) & _branches(words, base, count, in_flight, tl.load(causal + batch), WORDS):
+            if (here - base < count) & branches(words, base, count, in_flight, tl.load(causal + batch), WORDS):
                 length, slot = tl.load(lengths + batch).to(tl.int32), tl.load(slots + batch)
                 first = length + in_flight - count
                 one = tl.load(words + here * WORDS)
                 two = one
                 if WORDS > 1:
                     two = tl.load(words + here * WORDS + 1)
-                path = _on_path(one, two, WORDS)
+                path = on_path(one, two, WORDS)
                 depth = tl.sum(path, 0) - 1
-                if _leads(words, base, count, in_flight, here - base, depth, ROWS, WORDS):
+                if leads(words, base, count, in_flight, here - base, depth, ROWS, WORDS):
                     above = depth // ROWS * ROWS + cell // GROUP  # depths of the tile's rows
-                    node = _node_at(above, path)
+                    node = node_at(above, path)
                     row = base + node - (in_flight - count)
                     real = inner & (above <= depth) & (node >= in_flight - count)
                     inside = real[:, None] & (d < DIM)[None, :]
                     start = query + query_at[:, None] * query_head + row[:, None] * query_row
-                    q = _rotated(start, row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
+                    q = rotated(start, row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
                     key_base = keys + slot * key_slot + head * key_head
                     value_base = values + slot * value_slot + head * value_head
                     tail, end = _cut_of(length), length + depth + 1
                     begin = end * 0
                     if HAS_WINDOW:
                         begin = tl.maximum(length + depth // ROWS * ROWS - window + 1, 0) // KEYS * KEYS
-                    spot = (row * HEADS * GROUP + query_at) * PLACES
+                    spot = (row * HEADS * GROUP + query_at) * places
                     for each in range(tail, _cut_of(end - 1) + 1):
                         largest, weight, total = _of_cut(
                             q, tl.maximum(_begin(each), begin), tl.minimum(_begin(each + 1), end), length,
@@ -439,30 +366,6 @@ def _attend(
 
 
 @triton.jit
-def _depths(words, row, real, WORDS: tl.constexpr):
-    """[rows]: how deep in its tree each stands."""
-    bit = tl.arange(0, 64).to(tl.int64)
-    depth = tl.sum(((tl.load(words + row * WORDS, mask=real, other=0)[:, None] >> bit[None, :]) & 1).to(tl.int32), 1)
-    if WORDS > 1:
-        second = tl.load(words + row * WORDS + 1, mask=real, other=0)
-        depth += tl.sum(((second[:, None] >> bit[None, :]) & 1).to(tl.int32), 1)
-    return tl.maximum(depth - 1, 0)
-
-
-@triton.jit
-def _leads(words, base, count, in_flight, local, depth, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """Whether a row's path is computed for its own sake: it ends there, or so many rows deep that they fill a tile."""
-    node, later = in_flight - count + local, tl.arange(0, _NODES)
-    inside = (later > local) & (later < count)
-    half = 0
-    if WORDS > 1:
-        half = node // 64
-    mask = tl.load(words + (base + later) * WORDS + half, mask=inside, other=0)
-    children = tl.sum(((mask >> (node % 64).to(tl.int64)) & 1).to(tl.int32), 0)
-    return (children == 0) | (depth % ROWS == ROWS - 1)
-
-
-@triton.jit
 def _store(
     keys, values, new_key, new_value, cos, sin, slots, lengths, nodes, begins, counts, origin, chunk, head, rows,
     sequences, key_slot, key_head, key_row, value_slot, value_head, value_row, new_key_row, new_value_row, cos_row,
@@ -472,14 +375,14 @@ def _store(
     """Rows of the pass become rows of their slots."""
     d, dv, i = tl.arange(0, WIDE), tl.arange(0, WIDE_VALUE), tl.arange(0, CHUNKED)
     row = origin + i
-    batch = _sequence(begins, tl.minimum(row, rows - 1), sequences, MANY)
+    batch = sequence(begins, tl.minimum(row, rows - 1), sequences, MANY)
     local, count = row - tl.load(begins + batch).to(tl.int32), tl.load(counts + batch).to(tl.int32)
     there = (i < chunk) & (row < rows) & (local < count)
     place = tl.load(lengths + batch) + tl.load(nodes + batch) - count + local
     slot = tl.load(slots + batch)
     key_in, value_in = there[:, None] & (d < DIM)[None, :], there[:, None] & (dv < VALUE_DIM)[None, :]
     start = new_key + row[:, None] * new_key_row
-    k = _rotated(start, row[:, None] * cos_row, cos, sin, key_in, d, DIM, HAS_ROTARY)
+    k = rotated(start, row[:, None] * cos_row, cos, sin, key_in, d, DIM, HAS_ROTARY)
     to = keys + (slot * key_slot + head * key_head + place * key_row)[:, None] + d[None, :]
     tl.store(to, k, mask=key_in)
     v = tl.load(new_value + row[:, None] * new_value_row + dv[None, :], mask=value_in, other=0.0)
@@ -487,20 +390,20 @@ def _store(
     tl.store(to, v, mask=value_in)
 
 
-@triton.jit(do_not_specialize=("window", "sequences", "rows"))
+@triton.jit(do_not_specialize=("window", "sequences", "rows", "places"))
 def _join(
-    slots, lengths, nodes, begins, counts, causal, words, sinks, out, partial, sums, window, sequences, rows,
+    slots, lengths, nodes, begins, counts, causal, words, sinks, out, partial, sums, window, sequences, rows, places,
     VALUE_DIM: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr, WORDS: tl.constexpr,
-    MANY: tl.constexpr, PLACES: tl.constexpr, WIDE_VALUE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    MANY: tl.constexpr, WIDE_VALUE: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, FOLD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A row's cuts one after another, where no program had all of them."""
     row, head = tl.program_id(0), tl.program_id(1)
     g, dv = tl.arange(0, GROUPED), tl.arange(0, WIDE_VALUE)
-    batch = _sequence_of(begins, row, sequences, MANY)
+    batch = sequence_of(begins, row, sequences, MANY)
     base, count = tl.load(begins + batch).to(tl.int32), tl.load(counts + batch).to(tl.int32)
     length, in_flight = tl.load(lengths + batch).to(tl.int32), tl.load(nodes + batch).to(tl.int32)
-    split = _branches(words, base, count, in_flight, tl.load(causal + batch), WORDS)
+    split = branches(words, base, count, in_flight, tl.load(causal + batch), WORDS)
     real = g < GROUP
     query_at = head * GROUP + g
     position = length + in_flight - count + row - base
@@ -509,7 +412,7 @@ def _join(
         two = one
         if WORDS > 1:
             two = tl.load(words + row * WORDS + 1)
-        position = length + tl.sum(_on_path(one, two, WORDS), 0) - 1
+        position = length + tl.sum(on_path(one, two, WORDS), 0) - 1
     low, high = position * 0, _cut_of(position) + 1
     if HAS_WINDOW:
         low = _cut_of(tl.maximum(position - window + 1, 0))
@@ -523,8 +426,8 @@ def _join(
     if FOLD:
         needed = needed & split
     if needed:
-        half = rows * HEADS * GROUP * PLACES
-        spot = (row * HEADS * GROUP + query_at) * PLACES
+        half = rows * HEADS * GROUP * places
+        spot = (row * HEADS * GROUP + query_at) * places
         most = tl.full([GROUPED], float("-inf"), tl.float32)
         mass = tl.zeros([GROUPED], tl.float32)
         whole = tl.zeros([GROUPED, WIDE_VALUE], tl.float32)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider._version import __version__
 from outrider.core.errors import InputError
 from outrider.core.files import write_atomic
 from outrider.core.protocols import Target
@@ -29,7 +28,8 @@ from outrider.models.known import digest, kind_of
 from outrider.runtime.cuda.launch import hopper
 
 log = logging.getLogger("outrider")
-SAME = "same"
+SAME, ANY = "same", "any"  # bits of a row in any pass; sums in the order that is fastest
+ORDER = 1  # of the kernels; verdicts on another are not believed
 TEXT = 330  # tokens of the trial's longest text: more rows than one launch of any kernel takes
 DEPTH = 5  # of the path whose rows are compared
 OUT = Needs(logits=True)
@@ -37,12 +37,16 @@ OUT = Needs(logits=True)
 
 def ordered(ops: Any) -> Any:
     """Changes `ops`: where this chip has kernels of one order, they take the place of the free ones."""
-    if not hopper(torch.device("cuda", torch.cuda.current_device())):
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not hopper(device):
         log.info("sums are in a free order: kernels of one order need a GPU of compute capability 9.0")
         return ops
+    from outrider.runtime.cuda.hopper_product import compiles
     from outrider.runtime.cuda.same_bits.attention import fits, tree_attention
     from outrider.runtime.cuda.same_bits.products import Products
 
+    if not compiles(device):
+        return ops
     products, free = Products(), ops.tree_attention
 
     def attention(query: Tensor, keys: Tensor, *args: Any, **named: Any) -> Tensor:
@@ -91,7 +95,7 @@ def _folder() -> Path:
 
 def _path(model: Any, target: Target) -> Path:
     device = torch.cuda.get_device_name(target.device)
-    identity = [kind_of(model), str(model.dtype), device, __version__, torch.__version__, version("triton")]
+    identity = [kind_of(model), str(model.dtype), device, ORDER, torch.__version__, version("triton")]
     return _folder() / f"bits-{digest(identity)}.json"
 
 

@@ -19,6 +19,7 @@ from outrider.runtime.cuda.joined_weights import side_by_side
 from outrider.runtime.cuda.kernels import rms_norm
 from outrider.runtime.cuda.launch import hopper
 from outrider.runtime.cuda.reference import Norm
+from outrider.runtime.cuda.source import Unavailable
 
 AT_ONCE = 64  # rows that one launch streams
 
@@ -89,7 +90,7 @@ def _product(x: Tensor, weights: Sequence[Tensor], gated: bool) -> Tensor:
 
 def _fill(tiling: ProductTiling, x: Tensor, first: Tensor, second: Tensor, out: Tensor, count: int, room: int) -> None:
     if not hopper_product.fill(tiling, x, first, second, out, count, room):
-        raise RuntimeError("the kernel for products of many rows cannot be compiled here")
+        raise Unavailable("the kernel for products of many rows does not compile for this tile")
 
 
 def _stretches(flat: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -37,7 +37,7 @@ DTYPE, DIM, HEADS, GROUP = (torch.bfloat16, 128, 2, 4) if GPU else (torch.float3
 CLOSE = 1e-2 if GPU else 1e-5
 on_hopper = pytest.mark.skipif(not hopper(DEVICE), reason="needs a GPU of Hopper's generation")
 few = settings(
-    max_examples=12 if GPU else 3, suppress_health_check=list(HealthCheck), phases=[Phase.generate], deadline=None
+    max_examples=10 if GPU else 2, suppress_health_check=list(HealthCheck), phases=[Phase.generate], deadline=None
 )
 
 
@@ -128,12 +128,12 @@ def tree_around(rng: np.random.Generator, path: list[int], others: int) -> tuple
     return tokens, parents, where
 
 
-LENGTHS = [0, 3, 60, 126, 250, 700, 2040, 3000] if GPU else [0, 3, 60, 120]
+LENGTHS = [0, 3, 60, 126, 250, 700, 2040, 3000] if GPU else [3, 60, 125]
 
 
 @few
 @given(
-    st.integers(0, 2**31), st.sampled_from(LENGTHS), st.integers(1, 24 if GPU else 9),
+    st.integers(0, 2**31), st.sampled_from(LENGTHS), st.integers(1, 24 if GPU else 6),
     st.sampled_from([None, 70, 20]), st.sampled_from([1, 2, 5]),
 )  # fmt: skip
 def test_a_row_in_any_tree_has_the_bits_that_it_has_alone(
@@ -156,7 +156,7 @@ def test_a_row_in_any_tree_has_the_bits_that_it_has_alone(
 
 def test_the_attention_is_that_of_the_reference() -> None:
     for seed, texts, window in ((1, 0.0, None), (2, 0.5, 20), *(((3, 0.5, None), (4, 0.0, 600)) if GPU else ())):
-        size = (3, 40, 8, 4, 128, 3000) if GPU else (2, 12, 1, 2, 16, 150)
+        size = (3, 40, 8, 4, 128, 3000) if GPU else (2, 6, 1, 2, 16, 90)
         query, keys, values, layout = problem(seed, *size, DTYPE, texts=texts)
         options: dict[str, Any] = {"window": window, "rotary": turned(layout, size[4], DTYPE)}
         options["fresh"] = still_to_store(keys, values, layout)
@@ -169,30 +169,24 @@ def test_the_attention_is_that_of_the_reference() -> None:
             assert torch.allclose(mine.nan_to_num(0.0)[:, :, :-1], theirs[:, :, :-1], atol=5e-2 if GPU else 1e-5)
 
 
+@pytest.mark.skipif(GPU, reason="compiled kernels refuse that their constants change")
 def test_a_cut_that_moves_with_the_number_of_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one would that gave every program as much of the context."""
-    text = Text(5, 300 if GPU else 150)
-    at = text.tokens - 1
-    want = text.run([(at, [at], [-1])], 400)[0]
-    for kernel in (sb._attend, sb._join):
-        monkeypatch.setattr(kernel, "device_caches", {}, raising=False)
+    text = Text(5, 131)
+    want = text.run([(130, [130], [-1])], 200)[0]
     monkeypatch.setattr(sb, "_SHORT", free.tl.constexpr(64))
     monkeypatch.setattr(sb, "SHORT", 64)
-    try:
-        moved = text.run([(at, [at], [-1])], 400, programs=3)[0]
-    except RuntimeError as error_:  # a compiled kernel refuses that its constants change
-        assert "has changed" in str(error_)
-        return
+    moved = text.run([(130, [130], [-1])], 200, programs=3)[0]
     assert error(moved, want) < CLOSE and not torch.equal(moved, want)
 
 
 def test_a_sibling_stored_between_two_ancestors_moves_bits_where_storage_is_the_order() -> None:
     """What this folder's attention is there for: the free one, with its cuts held fast, does not keep the bits."""
-    text = Text(1, 70)
-    path = list(range(50, 70))
-    tokens, parents, where = tree_around(np.random.default_rng(1), path, 70)
+    text = Text(1, 58)
+    path = list(range(50, 58))
+    tokens, parents, where = tree_around(np.random.default_rng(1), path, 58)
     by_storage = partial(free.tree_attention, tiling=free.AttentionTiling(16, 1))
-    chain = text.run([(50, path, list(range(-1, 19)))], 200, kernel=by_storage)[0]
+    chain = text.run([(50, path, list(range(-1, 7)))], 200, kernel=by_storage)[0]
     found = text.run([(50, tokens, parents)], 200, kernel=by_storage)[0][where]
     assert error(found, chain) < CLOSE and not torch.equal(found, chain)
     assert torch.equal(text.run([(50, tokens, parents)], 200)[0][where], torch.cat(
