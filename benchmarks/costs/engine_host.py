@@ -98,6 +98,9 @@ class ReadyBackend:
             for first in range(ROUNDS)
         ]
 
+    def slot_bytes(self, rows: int) -> int:
+        return 0
+
     def positions(self) -> tuple[int, str]:
         return 4096, "the benchmark ends there"
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from outrider.core.errors import UnsupportedDraws
 
 _NO_PARENT, _NO_DEPTH = np.array([-1], dtype=np.int64), np.array([0], dtype=np.int64)  # of node 0; never written to
+FEW = 8  # nodes up to which a loop here is as fast as a compiled one
 NOTHING = -1  # a draw without a token, a draw without a child, a draw without a row
 
 
@@ -144,6 +147,8 @@ class TokenTree:
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """mask[i, j]: node i sees node j, that is j is i itself or an ancestor. Siblings never see each other."""
         rows = len(self)
+        if rows > FEW:
+            return _walks().ancestors(self.parents)  # type: ignore[no-any-return]
         seen: list[int] = []  # one integer a node, bit j set where it sees node j: no loop over pairs
         for i, parent in enumerate(self.parents.tolist()):
             seen.append((1 << i) | (seen[parent] if i else 0))
@@ -308,6 +313,10 @@ def _same(a: QRow, b: QRow) -> bool:
 def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     if parents is _NO_PARENT:
         return _NO_DEPTH
+    if len(parents) > FEW:
+        found = _walks().depths(parents)
+        assert found[0] == 0, "node 0 has no parent, the others have theirs before them"
+        return found  # type: ignore[no-any-return]
     first, *below = parents.tolist()
     assert first == -1, "node 0 has no parent"
     depths = [0]
@@ -315,3 +324,11 @@ def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
         assert 0 <= parent < i, "parents before children"
         depths.append(depths[parent] + 1)
     return np.array(depths, dtype=np.int64)
+
+
+@cache
+def _walks() -> ModuleType:
+    """Imported with the first wide tree: plain decoding does not wait for the compiler."""
+    from outrider.core.numeric import walks
+
+    return walks

@@ -76,11 +76,11 @@ class Recorded(Grown):
         """None where these have to go through source and grower."""
         assert isinstance(self.source, Layered)
         source = self.source.layered()
-        trees = [root(int(self._contexts[slot].tokens[-1])) for slot in slots]
+        pending = [int(self._contexts[slot].tokens[-1]) for slot in slots]
         limits = [budget & Budget(budget.nodes, self.depth) for budget in budgets]
         able = [i for i, slot in enumerate(slots) if limits[i] and source.knows(slot)]
         if not able:
-            return trees
+            return [root(token) for token in pending]
         try:
             whole = self._whole_of(source)
             if len(slots) > whole.largest_batch:
@@ -92,11 +92,12 @@ class Recorded(Grown):
         except Exception as error:
             self._give_up(error)
             return None
+        made = {}
         for at, i in enumerate(able):
-            trees[i] = found.tree(at, int(trees[i].tokens[0]), limits[i].nodes, self.name)
+            made[i] = found.tree(at, pending[i], limits[i].nodes, self.name)
             seat = source.seat(slots[i])
             seat.ran = len(seat.waiting)
-        return trees
+        return [made[i] if i in made else root(token) for i, token in enumerate(pending)]
 
     def _give_up(self, error: Exception) -> None:
         self._broken = True

@@ -117,9 +117,10 @@ def recording(driver: PlainDriver, *, beam: int, branch: int) -> Recording:
 def _recorder(device: torch.device) -> tuple[Any, Callable[[Forward], Forward]]:
     """The kernels of the runtime that records whole steps, and what records a forward with them."""
     from outrider.runtime.cuda.backend import kernels
+    from outrider.runtime.cuda.same_bits.choice import ANY
     from outrider.runtime.cuda.step import recorded
 
-    ops = SimpleNamespace(**vars(kernels()), Layout=reference.Layout)
+    ops = SimpleNamespace(**vars(kernels(ANY)), Layout=reference.Layout)
     return ops, partial(recorded, device=device, pool=torch.cuda.graph_pool_handle())
 
 

@@ -222,6 +222,24 @@ def test_behind_a_prefix_it_never_saw_it_drafts_as_the_source_does(loaded: Any, 
     assert loop.compared >= 11 and not loop.drafters[0]._broken
 
 
+def test_steps_that_it_was_not_told_of_are_left_out(loaded: Any, net: Any) -> None:
+    loop = Loop(loaded, pair(net, loaded), anything)
+    slot = loop.open(PROMPTS[0])
+    seat = loop.drafters[0].source.seat(slot)
+    for step in range(9):
+        told, loop.drafters = loop.drafters, () if step in (3, 4) else loop.drafters
+        if told and not loop.drafters:
+            scores = loop.target.run([Piece(slot, tree=root(int(loop.texts[slot].tokens[-1])))], told[0].needs)
+            assert len(scores) == 1
+            loop.target.commit([slot], [[]])
+            loop.texts[slot].tokens = np.concatenate([loop.texts[slot].tokens, [7 + step]])
+        else:
+            loop.step([Budget(9, 4)])
+        loop.drafters = told
+    assert seat.missed == 2 and not loop.drafters[0]._broken
+    assert seat.length + seat.missed + seat.rows == len(loop.texts[slot].tokens) - 1
+
+
 def test_asked_twice_it_says_the_same(loaded: Any, net: Any) -> None:
     drafters = pair(net, loaded)
     loop = Loop(loaded, drafters, anything)

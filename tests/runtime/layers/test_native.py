@@ -173,7 +173,7 @@ def test_another_network_gets_a_driver_on_the_same_cache_and_strange_ones_stay_w
 class Text:
     """As much of a context as a source reads."""
 
-    temperature, tokens = 0.0, np.arange(200)
+    temperature, tokens = 0.0, np.arange(BASE + 2)
 
 
 def test_after_a_long_sleep_the_newest_rows_are_read_at_their_own_positions(
@@ -181,8 +181,10 @@ def test_after_a_long_sleep_the_newest_rows_are_read_at_their_own_positions(
 ) -> None:
     ours, slept = driver(net, 1), 30
     source: Any = Eagle3Source(ours, width=20)
-    source._seats[0] = Seat(Text(), length=BASE + 1)  # type: ignore[arg-type]
+    text = Text()
+    source._seats[0] = Seat(text, length=BASE + 1)  # type: ignore[arg-type]
     for _ in range(slept):
+        text.tokens = np.arange(len(text.tokens) + 1)
         scores = Scores(None, {layer: torch.randn(1, SHAPE.hidden) for layer in SHAPE.layers})
         source.observe([0], [StepRecord(root(1), Verdict((), 2), (2,), scores)])
     ran: list[LayerPiece] = []
@@ -190,8 +192,8 @@ def test_after_a_long_sleep_the_newest_rows_are_read_at_their_own_positions(
     monkeypatch.setattr(ours, "forward", lambda pieces: ran.extend(pieces) or forward(pieces))
     source.start([0])
     source.extend([0], [from_paths(1, [[2], [4]])], [1])
-    text, tree = ran
+    newest, tree = ran
     end = BASE + 1 + slept
-    assert text.positions.tolist() == list(range(end - CATCHES_UP, end)) and text.start == text.base == BASE + 1
-    assert text.tokens == [position + 1 for position in text.positions]  # the text counts up
+    assert newest.positions.tolist() == list(range(end - CATCHES_UP, end)) and newest.start == newest.base == BASE + 1
+    assert newest.tokens == [position + 1 for position in newest.positions]  # the text counts up
     assert tree.positions.tolist() == [end, end] and tree.start == BASE + 1 + CATCHES_UP
