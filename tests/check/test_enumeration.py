@@ -1,6 +1,8 @@
 """The kit itself: known distributions come out right, misuse of noise is an error, and planted bugs are caught."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from outrider.check.drawings import DRAWINGS, Drawing, DrawnTokens, Sample, draw_tree
 from outrider.check.enumeration import Branches, HiddenRandomness, ReusedNoise, branches, outcomes
-from outrider.check.exhaustive import CASES, CONTEXT, examine, plain_distribution
+from outrider.check.exhaustive import CASES, CONTEXT, examine, exhaustive, plain_distribution
 from outrider.check.toy import TableRows, ToyLM
 from outrider.core.errors import InputError
 from outrider.core.noise import text_hash
@@ -120,6 +122,20 @@ def test_randomness_from_elsewhere_is_an_error() -> None:
 def test_too_many_outcomes_are_refused_not_cut() -> None:
     with pytest.raises(InputError, match="more than 10"):
         list(branches(lambda paths: [paths.noise().coin(0.5, 0, i) for i in range(4)], limit=10))
+
+
+def test_cases_that_differ_in_their_target_share_the_trees_of_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, right = Counter[tuple[ToyLM, ToyLM]](), draw_tree
+
+    def noted(drawing: Drawing, shape: tuple[int, ...], draft: ToyLM, second: ToyLM, *more: Any) -> TokenTree:
+        drawn[draft, second] += 1
+        return right(drawing, shape, draft, second, *more)
+
+    monkeypatch.setattr("outrider.check.exhaustive.draw_tree", noted)
+    results = exhaustive(Recursive(), [Law.IID], shapes=[(1, 1)], drawings=[WAYS["iid"]])
+    assert [r.case for r in results] == [case.name for case in CASES] and all(r.passed for r in results)
+    assert set(drawn) == {(case.draft, case.second) for case in CASES}
+    assert drawn[GENERIC.draft, GENERIC.second] == 9  # each pair of tokens once, for five targets
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda d: d.name)
