@@ -127,6 +127,7 @@ def test_few_rows_and_little_room_change_no_text(loaded, net: PromptRows, rows: 
     assert [g.token_ids for g in found] == [g.token_ids for g in plain]
 
 
+@pytest.mark.slow
 def test_it_passes_the_gate(loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "one_a_family", lambda: ["prompt-lookup"])  # enumerations have tests of their own
     monkeypatch.setattr(exhaustive, "SMALL", ((1, 1),))
