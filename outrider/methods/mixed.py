@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from outrider import methods
 from outrider.core.errors import InputError
-from outrider.core.protocols import Drafter, Part, Recipe
+from outrider.core.protocols import Drafter, HasSideRows, Part, Recipe
 from outrider.core.records import Budget, Role
 from outrider.core.tree import Law
 from outrider.methods import MethodInfo, Options, Parts, option
@@ -144,6 +144,9 @@ def _drafter(parts: Parts, info: MethodInfo, options: Mapping[str, Any]) -> Draf
     drafter = methods.build(info.name, parts, options).drafter
     if drafter is None:
         raise InputError(f"option parts names {info.name!r}, which drafts nothing; leave it out")
+    if isinstance(drafter, HasSideRows):
+        why = "whose rows beside the candidates a mixture does not run; use it alone"
+        raise InputError(f"option parts names {info.name!r}, {why}")
     return drafter
 
 

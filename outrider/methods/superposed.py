@@ -30,7 +30,7 @@ class SuperposedOptions(Options):
     budget: int = budget_option(10)
     depth: int = option(4, "how long the paths may be; a forward of the draft model each token", least=1)
     drafts: int = option(3, "paths that grow together", least=1)
-    tokens: int = option(0, "likeliest tokens that may go on with a path; 0: as many as there are paths", least=0)
+    tokens: int = option(3, "likeliest tokens that may go on with a path; the paper keeps 9", least=1)
     alpha: float = option(0.54, "how much n-grams say of whose continuation a token is", least=0, most=1)
     store: str = option("", "a corpus to count n-grams in (outrider index build); empty: the text so far")
     controller: ControllerName = option("payoff", CONTROLLER_HELP)

@@ -77,7 +77,7 @@ def run(
 ) -> list[Any]:  # fmt: skip
     recipe = PLAIN if drafter is None else Recipe("guesses", drafter, Invariant(), Fixed(Budget(4, 2)))
     engine = Engine(target, PLAIN, strict=True)
-    params = SamplingParams(**{"max_new_tokens": 14, "seed": 3} | sampling)
+    params = SamplingParams(**{"max_new_tokens": 11, "seed": 3} | sampling)
     handles = [engine.submit(prompt, params, recipe, constraint=constraint) for prompt in prompts]
     return [handle.result() for handle in handles]
 
@@ -86,14 +86,14 @@ def texts(results: Sequence[Any]) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9}, {"repetition_penalty": 1.3, "logprobs": 2}])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "repetition_penalty": 1.3, "logprobs": 2}])
 def test_text_is_plains_in_a_batch_and_with_reused_prefixes(target: SlotTarget, sampling: dict[str, Any]) -> None:
     """Four prompts for three slots; then texts that begin like those that have ended."""
     drafter, plain = Guesses(), run(target, **sampling)
     assert texts(run(target, drafter, **sampling)) == texts(plain)
     longer = [[*prompt, *result.token_ids[:7]] for prompt, result in zip(PROMPTS, plain, strict=True)]
     assert texts(run(target, drafter, longer, **sampling)) == texts(run(target, prompts=longer, **sampling))
-    assert drafter.seen > 60 and target.free_slots == 3
+    assert drafter.seen > 40 and target.free_slots == 3
     for result in plain:
         assert max(result.token_ids) < target.vocab_size
 

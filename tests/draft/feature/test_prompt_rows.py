@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.api import Outrider
 from outrider.check import exhaustive, gate
 from outrider.control.fixed import Fixed
 from outrider.core.engine import Engine
+from outrider.core.errors import InputError
 from outrider.core.params import SamplingParams
 from outrider.core.protocols import Recipe
 from outrider.core.records import Budget
@@ -125,6 +127,7 @@ def test_few_rows_and_little_room_change_no_text(loaded, net: PromptRows, rows: 
     assert [g.token_ids for g in found] == [g.token_ids for g in plain]
 
 
+@pytest.mark.slow
 def test_it_passes_the_gate(loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "one_a_family", lambda: ["prompt-lookup"])  # enumerations have tests of their own
     monkeypatch.setattr(exhaustive, "SMALL", ((1, 1),))
@@ -133,3 +136,12 @@ def test_it_passes_the_gate(loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = drafter("ppd", loaded, some_text(loaded, tmp_path / "text"), tmp_path / "ppd", steps=2)
     report = gate.check(loaded, "ppd", {"drafter": str(folder)}, size=gate.Size(3, 24, 20, 5, 16, 16, 60, 3, False))
     assert report.verdict == "same output" and report.status == 0, [part.summary for part in report.parts]
+
+
+def test_a_mixture_refuses_it_as_a_part(loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = PromptRows(PromptShape(32, 3, 1, 3)).requires_grad_(False)
+    monkeypatch.setattr("outrider.models.trained.drafter_of", lambda *_: net)
+    with Outrider(loaded, "plain", runtime="eager") as engine:
+        assert engine.recipe("ppd", {"budget": 4}).name == "ppd"
+        with pytest.raises(InputError, match="'ppd', whose rows beside the candidates a mixture does not run; use it"):
+            engine.recipe("mix", {"parts": "ppd,prompt-lookup"})

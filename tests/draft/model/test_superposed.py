@@ -167,6 +167,7 @@ def test_text_is_plains_and_the_target_as_its_draft_is_accepted(model: Any, temp
     assert sum(g.stats.accepted for g in found) > 0 and draft.free_slots == 3
 
 
+@pytest.mark.slow
 def test_accepted_length_is_above_a_chains_at_equal_forwards(model: Any) -> None:
     """Both run the draft model four times a step; the draft is the target, less some of its precision."""
     torch.manual_seed(3)
@@ -181,6 +182,7 @@ def test_accepted_length_is_above_a_chains_at_equal_forwards(model: Any) -> None
     assert steps[0] < 0.95 * steps[1]
 
 
+@pytest.mark.slow
 def test_a_mixture_with_the_wrong_shares_is_caught(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: the least likely draft weighs most. Its tree is accepted less."""
     target, prompts = eager_target(model, max_slots=6), [[i, 2 * i % 53, 5] for i in range(8)]
@@ -194,6 +196,7 @@ def test_a_mixture_with_the_wrong_shares_is_caught(model: Any, monkeypatch: pyte
     assert steps[0] < 0.9 * steps[1]
 
 
+@pytest.mark.slow
 def test_it_passes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the target's first layer as its draft model."""
     monkeypatch.setattr(gate, "one_a_family", lambda: ["prompt-lookup"])  # enumerations have tests of their own

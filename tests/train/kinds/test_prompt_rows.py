@@ -28,6 +28,7 @@ def its_text(markov: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> S
     return make_text(markov, tmp_path_factory.mktemp("text"))
 
 
+@pytest.mark.slow
 def test_trained_prompts_are_better_than_random_ones(markov, its_text: SelfData, tmp_path: Path) -> None:
     settings = {"steps": 40, "batch": 8, "lr": 1e-1, "held_out": 16, "anchors": 16}
     learner, curve = train_drafter(
