@@ -18,7 +18,7 @@ from outrider.train.online.adapt import AdaptPlan, adapt
 from outrider.train.online.hybrid import HybridAdapting, Lesson, Told, acceptances, hybrid_loss
 from tests.draft.model.two_tokenizers import ByHand, byte_level
 
-PLAN = AdaptPlan(every=150, steps=12, batch=4, length=64, context=8, lr=5e-3, background=False)
+PLAN = AdaptPlan(every=90, steps=16, batch=4, length=48, context=8, lr=5e-3, background=False)
 TARGET, DRAFT = ByHand(b"a", b"b", b"ab", b"c", b"abc"), ByHand(b"a", b"b", b"c")
 
 
@@ -116,14 +116,14 @@ def engine() -> Outrider:
     made = Outrider(target, "plain", runtime="eager", limits={"max_slots": 2, "max_context": 256}, strict=True)
     parts: Parts = made._parts
     parts.drafts["theirs", "any vocabulary"] = draft
-    options = {"draft": "theirs", "budget": 4, "controller": "fixed"}
+    options = {"draft": "theirs", "budget": 3, "controller": "fixed"}
     made._recipes["omnidraft-ngram"] = made._build("omnidraft-ngram", options)
     return made
 
 
 def stream(engine: Outrider, method: str, count: int, first: int = 0) -> list:
     return [
-        engine.generate([[5, 7 + i % 3, 40 + i % 5]], max_new_tokens=40, ignore_eos=True, method=method)[0]
+        engine.generate([[5, 7 + i % 3, 40 + i % 5]], max_new_tokens=32, ignore_eos=True, method=method)[0]
         for i in range(first, first + count)
     ]
 
@@ -132,18 +132,20 @@ def accepted(results: list) -> float:
     return sum(r.stats.new_tokens for r in results) / sum(r.stats.steps for r in results)
 
 
+@pytest.mark.slow
 def test_acceptance_rises_along_a_stream_and_the_text_stays_the_targets(engine: Outrider) -> None:
-    plain = stream(engine, "plain", 20)
-    frozen = stream(engine, "omnidraft-ngram", 20)
+    plain = stream(engine, "plain", 15)
+    frozen = stream(engine, "omnidraft-ngram", 15)
     assert [r.token_ids for r in frozen] == [r.token_ids for r in plain]
     with adapt(engine, PLAN, "omnidraft-ngram") as learner:
-        results = stream(engine, "omnidraft-ngram", 20)
+        results = stream(engine, "omnidraft-ngram", 15)
         assert "taken" in [update.outcome for update in learner.updates] and not learner.failed
     assert [r.token_ids for r in results] == [r.token_ids for r in plain]
     assert accepted(results[-6:]) > 1.25 * accepted(frozen[-6:])
 
 
-def test_a_poisoned_update_is_taken_back(engine: Outrider, monkeypatch) -> None:
+@pytest.mark.slow
+def test_a_poisoned_update_is_taken_back(engine: Outrider) -> None:
     with adapt(engine, PLAN, "omnidraft-ngram") as learner:
         stream(engine, "omnidraft-ngram", 10)
         source = learner.source
@@ -154,6 +156,7 @@ def test_a_poisoned_update_is_taken_back(engine: Outrider, monkeypatch) -> None:
         assert "rolled back" in source.outcomes
 
 
+@pytest.mark.slow
 def test_a_failing_update_leaves_draft_and_text_alone(engine: Outrider, monkeypatch, caplog) -> None:
     plain = stream(engine, "plain", 6)
     monkeypatch.setattr(hybrid, "hybrid_loss", lambda *_: 1 / 0)
@@ -163,6 +166,7 @@ def test_a_failing_update_leaves_draft_and_text_alone(engine: Outrider, monkeypa
     assert [r.token_ids for r in results] == [r.token_ids for r in plain]
 
 
+@pytest.mark.slow
 def test_what_was_learnt_can_be_saved_as_a_model(engine: Outrider, tmp_path) -> None:
     with adapt(engine, PLAN, "omnidraft-ngram") as learner:
         stream(engine, "omnidraft-ngram", 6)
