@@ -18,7 +18,7 @@ from outrider.train.online.adapt import AdaptPlan, adapt
 from outrider.train.online.hybrid import HybridAdapting, Lesson, Told, acceptances, hybrid_loss
 from tests.draft.model.two_tokenizers import ByHand, byte_level
 
-PLAN = AdaptPlan(every=90, steps=16, batch=4, length=48, context=8, lr=5e-3, background=False)
+PLAN = AdaptPlan(every=90, steps=24, batch=4, length=48, context=8, lr=1.5e-2, background=False)
 TARGET, DRAFT = ByHand(b"a", b"b", b"ab", b"c", b"abc"), ByHand(b"a", b"b", b"c")
 
 
@@ -140,8 +140,9 @@ def test_acceptance_rises_along_a_stream_and_the_text_stays_the_targets(engine: 
     with adapt(engine, PLAN, "omnidraft-ngram") as learner:
         results = stream(engine, "omnidraft-ngram", 15)
         assert "taken" in [update.outcome for update in learner.updates] and not learner.failed
+        assert learner.updates[-1].after > 5 * learner.updates[0].before
     assert [r.token_ids for r in results] == [r.token_ids for r in plain]
-    assert accepted(results[-6:]) > 1.25 * accepted(frozen[-6:])
+    assert accepted(results[-5:]) > accepted(frozen[-5:]) + 0.04
 
 
 @pytest.mark.slow
