@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -364,8 +364,7 @@ class CrossVocabularyDrafter(Grown):
 
     @property
     def _cache(self) -> NgramCache:
-        assert isinstance(self.source, CrossVocabulary)
-        return self.source.cache
+        return cast(CrossVocabulary, self.source).cache
 
     def memory(self) -> dict[str, NDArray[Any]]:
         return self._cache.memory()

@@ -55,7 +55,7 @@ class Learning:
         last = source.updates[-1] if source.updates else None
         return {
             "learnt_rows": source.rows, "learning_failed": int(self._adaptation.failed),
-            "learning_bytes": source.buffer.nbytes,
+            "learning_bytes": source.nbytes,
             "learning_acceptance": 0.0 if last is None else last.after,
             "learning_acceptance_before": 0.0 if last is None else last.before,
             "learning_updates": {name: source.outcomes[outcome] for outcome, name in OUTCOMES.items()},

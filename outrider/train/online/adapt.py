@@ -1,11 +1,12 @@
 """On-line adaptation: a drafter that goes on learning from what verification shows it, while it is in use.
 
-arXiv 2310.07177, for EAGLE-3 heads. Lossless at every moment: only proposals change, and a rule uses the distribution
-that a token was really drawn from. Positions where a proposal fell count most; those that stood count a little, so that
-they are not forgotten. An update happens in a thread (or between requests), on a copy. It takes the drafter's place
-between two steps unless it is worse on verified text that it has not learnt from, and is taken back if it is worse on
-what comes afterwards. Old and new are measured on the same text, so that a change of domain is not taken for a bad
-update. Keys and values that a running sequence has from the old weights stay: that costs acceptance, never exactness.
+arXiv 2310.07177, for EAGLE-3 heads; draft models of another vocabulary learn as `hybrid` says. Lossless at every
+moment: only proposals change, and a rule uses the distribution that a token was really drawn from. Positions where a
+proposal fell count most; those that stood count a little, so that they are not forgotten. An update happens in a
+thread (or between requests), on a copy. It takes the drafter's place between two steps unless it is worse on verified
+text that it has not learnt from, and is taken back if it is worse on what comes afterwards. Old and new are measured
+on the same text, so that a change of domain is not taken for a bad update. Keys and values that a running sequence has
+from the old weights stay: that costs acceptance, never exactness.
 """
 
 from __future__ import annotations
@@ -26,32 +27,24 @@ from torch import Tensor
 from outrider.api import Outrider
 from outrider.core.errors import InputError
 from outrider.core.layer_driver import LayerDriver
-from outrider.core.protocols import Context
+from outrider.core.protocols import Context, Source
 from outrider.core.records import Chunk, Scores, StepRecord
 from outrider.core.tree import QRow, TokenTree
 from outrider.draft.feature.eagle3 import Eagle3Source
 from outrider.draft.grown import Grown
+from outrider.draft.model.cross_vocabulary import CrossVocabulary
 from outrider.models.drafts import CARD, packed, read_card, write_drafter
 from outrider.models.kept import find_drafter
 from outrider.models.networks.eagle3 import Eagle3Layer
 from outrider.models.trained import load_eagle3
 from outrider.train.online.buffer import Corrections, Stretch, context_rows, joined, verified_rows
+from outrider.train.online.hybrid import HybridAdapting
 from outrider.train.online.student import AdaptPlan as AdaptPlan
 from outrider.train.online.student import Student, check_plan, is_worse, judge
+from outrider.train.online.update import UPDATES, Update
 
 log = logging.getLogger("outrider")
 KIND = "eagle3"
-UPDATES = 1024  # that are told of: the newest
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What became of one update: "taken", "refused" before it was used, or "rolled back" after it was."""
-
-    rows: int  # seen so far
-    outcome: str
-    before: float  # acceptance of the drafter in use, or of the one before it
-    after: float
 
 
 @dataclass(slots=True)
@@ -88,6 +81,11 @@ class Adapting:
     def net(self) -> Eagle3Layer:
         """The network in use."""
         return cast(Eagle3Layer, self.inner.driver.net)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept to learn from."""
+        return self.buffer.nbytes
 
     @property
     def newest(self) -> Eagle3Layer:
@@ -165,6 +163,10 @@ class Adapting:
         if (thread := self._thread) is not None:
             thread.join()
         self._swap()
+
+    @property
+    def failed(self) -> bool:
+        return self._broken
 
     @property
     def _top(self) -> int:
@@ -286,7 +288,13 @@ def begin(engine: Outrider, plan: AdaptPlan | None = None, method: str = KIND) -
         if isinstance(source, Eagle3Source) and isinstance(source.driver.net, Eagle3Layer):
             drafter.source = learning = cast(Any, Adapting(source, plan))
             return Adaptation(engine, learning, recipe.options, drafter)
-    raise InputError(f"method {method} has no EAGLE-3 head that could learn; adapt eagle3 with a drafter for it")
+        if isinstance(source, CrossVocabulary):
+            drafter.source = learning = cast(Any, HybridAdapting(source, plan))
+            return Adaptation(engine, learning, recipe.options, drafter)
+    raise InputError(
+        f"method {method} has no EAGLE-3 head that could learn, nor a draft model of another vocabulary; adapt eagle3 "
+        "with a drafter for it"
+    )
 
 
 @dataclass(slots=True)
@@ -294,7 +302,7 @@ class Adaptation:
     """What a user holds while a drafter learns."""
 
     engine: Outrider
-    source: Adapting
+    source: Adapting | HybridAdapting
     options: Any
     drafter: Grown  # whose source it stands before
 
@@ -305,18 +313,20 @@ class Adaptation:
     @property
     def failed(self) -> bool:
         """Whether an update has failed, after which nothing more is learnt."""
-        return self.source._broken
+        return self.source.failed
 
     def close(self) -> None:
         """Ends the thread after the update it is at; what was learnt stays in use."""
         self.source.close()
-        self.drafter.source = self.source.inner
+        self.drafter.source = cast(Source, self.source.inner)
 
     def resume(self, folder: str | Path) -> bool:
         """Go on from what `save` left in a folder, with the next step; False where nothing is there yet."""
         place = Path(folder)
         if not (place / CARD).is_file():
             return False
+        if not isinstance(self.source, Adapting):
+            raise InputError("a draft model goes on where it is loaded from what was saved: name the folder as draft")
         net = load_eagle3(place, self.engine.loaded)
         if net.shape != self.source.net.shape or not torch.equal(net.ids, self.source.net.ids):
             raise InputError(f"{place} holds another drafter than the one that learns; choose another folder")
@@ -326,6 +336,9 @@ class Adaptation:
     def save(self, folder: str | Path) -> Path:
         """The newest network as a drafter's folder; its card says what it was adapted from."""
         place, loaded = Path(folder), self.engine.loaded
+        if not isinstance(self.source, Adapting):
+            self.source.save(place)
+            return place
         named = getattr(self.options, "drafter", "")
         origin = find_drafter(loaded, KIND, named)
         assert origin is not None, "it was loaded from somewhere"

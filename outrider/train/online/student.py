@@ -30,6 +30,7 @@ class AdaptPlan:
     unroll: int = 5
     decay: float = 0.8  # weight of each unrolled step against the one before
     stood: float = 0.3  # weight of a position whose proposal stood, or that had none; a fallen one has 1
+    runs: float = 0.2  # weight of the runs that the target says in one token; for a draft of another vocabulary
     top: int = 64  # tokens of a distribution that are kept
     held_out: float = 0.25  # of the newest stretches, which only judge
     share: float = 1.0  # of the time that updates may take in the background
