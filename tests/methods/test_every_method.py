@@ -26,7 +26,8 @@ def needed(tiny_llama, tmp_path_factory) -> dict[str, dict[str, str]]:
     """Options without which a method cannot be built."""
     folder = tmp_path_factory.mktemp("drafters")
     text = some_text(tiny_llama, folder / "text")
-    return {kind: {"drafter": str(drafter(kind, tiny_llama, text, folder / kind, steps=2))} for kind in TRAINED}
+    made = {kind: {"drafter": str(drafter(kind, tiny_llama, text, folder / kind, steps=2))} for kind in TRAINED}
+    return made | {"diffuspec": made["deer"]}
 
 
 def run(engine: Outrider, recipe, **sampling) -> list:
