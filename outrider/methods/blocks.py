@@ -130,11 +130,9 @@ def _diffuspec(parts: Parts, options: DiffuSpecOptions) -> Recipe:
     from outrider.core.protocols import WholeSource
     from outrider.draft.block.diffuspec import DiffuSpec, DiffuSpecSource, Trigrams
     from outrider.grow.lattice import Lattice
-    from outrider.models.kept import find_drafter
     from outrider.models.trained import drafter_of
 
-    kinds = [_kind(options.drafter)] if options.drafter else list(SOURCES)
-    kind = next((kind for kind in kinds if find_drafter(parts.loaded, kind, options.drafter) is not None), kinds[0])
+    kind = _kind(parts, options.drafter)
     net = drafter_of(parts.loaded, kind, options.drafter, parts.drafts)
     longest, ends = min(options.depth, net.deepest, options.budget), parts.loaded.eos_ids
     search = Lattice(ends, longest, options.mass, options.most, options.beam, options.share)
@@ -149,7 +147,18 @@ def _diffuspec(parts: Parts, options: DiffuSpecOptions) -> Recipe:
     return Recipe("diffuspec", drafter, verifier(options.verifier), DraftLength(longest, ends=ends, seconds=costs))
 
 
-def _kind(named: str) -> str:
+def _kind(parts: Parts, named: str) -> str:
+    """Of the drafter that is named, else the first kind of which the target has one."""
+    from outrider.models.kept import find_drafter
+
+    if loaded := [kind for kind in SOURCES if (kind, named) in parts.drafts]:
+        return loaded[0]
+    if named:
+        return _kind_of_folder(named)
+    return next((kind for kind in SOURCES if find_drafter(parts.loaded, kind) is not None), next(iter(SOURCES)))
+
+
+def _kind_of_folder(named: str) -> str:
     """Of the drafter in this folder or of this name; one that is no block drafter is refused."""
     from outrider.models.drafts import read_card
     from outrider.models.kept import named_folder
@@ -164,7 +173,7 @@ def _check_either(options: DiffuSpecOptions) -> None:
     from outrider.models.kept import all_drafters
 
     if options.drafter:
-        _kind(options.drafter)
+        _kind_of_folder(options.drafter)
     elif not {drafter.card.kind for drafter in all_drafters()} & {*SOURCES}:
         check_drafter(next(iter(SOURCES)), "")
 

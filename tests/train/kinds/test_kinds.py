@@ -29,7 +29,10 @@ SETTINGS = {
     "fspad": {"intermediate": 32}, "medusa": {"heads": 3, "lr": 1e-2}, "hydra": {"heads": 3},
     "dflash": {"deep": 1, "block": 4, "intermediate": 32, "lr": 3e-2}, "deer": {"layers": "2", "block": 4, "lr": 1e-2},
 }  # fmt: skip
-EVERY = pytest.mark.parametrize("kind", SETTINGS)
+SLOW = ("dflash", "deer")  # of several layers
+EVERY = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW else kind for kind in SETTINGS]
+)
 
 
 @pytest.fixture(scope="module")
