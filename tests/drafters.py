@@ -36,4 +36,4 @@ def needed_options(target: LoadedModel, folder: Path, steps: int = 2) -> dict[st
         judged = made["eagle3"]["drafter"]
         head = drafter(kind, target, text, folder / kind, steps=steps, drafter=judged)
         made[method] = {"head": str(head), "drafter": judged}
-    return made
+    return made | {"diffuspec": made["deer"]}

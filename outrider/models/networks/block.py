@@ -9,9 +9,9 @@ values lie. Parameters of `DFlashNet` carry the names that serving engines read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -116,11 +116,14 @@ class BlockNet(SharedHead):
 
     def forward(self, x: Tensor, rotary: Rotary | None, attend: Attend) -> Tensor:
         """[B, R, d] -> [B, R, d]"""
-        layer: Any
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self._layers):
             q, k, v = layer.project(x, rotary)
             x = layer.finish(x, attend(number, q, k, v))
         return x
+
+    @property
+    def _layers(self) -> list[BlockLayer]:
+        return cast(list[BlockLayer], list(self.layers))
 
     def rotation(self, positions: Tensor) -> Rotary:
         """Of rows at these positions, [B, R]."""
@@ -144,8 +147,7 @@ class DFlashNet(BlockNet):
 
     def context(self, fused: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the text in all layers, one behind another: [B, layers * Hk, R, D] each."""
-        layers: Iterable[Any] = self.layers
-        each = [layer.self_attn.keys_values(fused, rotary) for layer in layers]
+        each = [layer.self_attn.keys_values(fused, rotary) for layer in self._layers]
         keys, values = zip(*each, strict=True)
         return torch.cat(keys, 1), torch.cat(values, 1)
 

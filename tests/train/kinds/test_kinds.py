@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -30,8 +30,17 @@ SETTINGS = {
     "ppd": {"lr": 1e-1, "anchors": 16},
     "dflash": {"deep": 1, "block": 4, "intermediate": 32, "lr": 3e-2}, "deer": {"layers": "2", "block": 4, "lr": 1e-2},
 }  # fmt: skip
-EVERY = pytest.mark.parametrize("kind", SETTINGS)
-NETWORKS = pytest.mark.parametrize("kind", [kind for kind in SETTINGS if kind != "ppd"])  # which has none of its own
+SLOW = ("dflash", "deer")  # of several layers
+NO_NETWORK = ("ppd",)  # only vectors
+
+
+def every(kinds: Iterable[str]) -> pytest.MarkDecorator:
+    kept = [pytest.param(kind, marks=pytest.mark.slow) if kind in SLOW else kind for kind in kinds]
+    return pytest.mark.parametrize("kind", kept)
+
+
+EVERY = every(SETTINGS)
+NETWORKS = every(kind for kind in SETTINGS if kind not in NO_NETWORK)
 
 
 @pytest.fixture(scope="module")
