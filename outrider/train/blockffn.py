@@ -98,10 +98,10 @@ def train_blockffn(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % LOOK == 0:  # fetched seldom: it waits for the device
-            seen = {"loss": float(loss), "sparsity": token_sparsity(torch.stack(scores) > 0)}
+            seen = {"loss": float(loss.detach()), "sparsity": token_sparsity(torch.stack(scores) > 0)}
             sparsity.step(seen["sparsity"])
             if plan.chunks:
-                seen["chunks"] = float(chunks)
+                seen["chunks"] = float(chunks.detach())
                 chunk_weight.step(seen["chunks"])
         on_progress(step + 1, plan.steps, seen)
     model.eval().requires_grad_(False)

@@ -133,9 +133,9 @@ def test_text_is_read_from_folders_and_nothing_to_read_is_an_error(tmp_path: Pat
 def test_with_the_losses_neighbours_share_more_experts_at_equal_sparsity_by_token() -> None:
     tokens, device = source_tokens(), torch.device("cpu")
     told = {}
-    for name, losses in (("with", {}), ("without", {"local": 0.0, "chunks": 0.0})):
-        told[name] = train_blockffn(tokens, small_plan(steps=250, sparsity=0.75, **losses), device)[1]
+    for name, changes in (("with", {"sparsity": 0.75}), ("without", {"sparsity": 0.85, "local": 0.0, "chunks": 0.0})):
+        told[name] = train_blockffn(tokens, small_plan(steps=250, **changes), device)[1]
     unused = {name: seen["unused by consecutive tokens"] for name, seen in told.items()}
-    assert abs(unused["with"][1] - unused["without"][1]) < 0.06
-    assert unused["with"][8] - unused["without"][8] > 0.05
-    assert told["with"]["perplexity"] < 1.15 * told["without"]["perplexity"]
+    assert abs(unused["with"][1] - unused["without"][1]) < 0.04
+    assert unused["with"][8] - unused["without"][8] > 0.04
+    assert told["with"]["perplexity"] < 1.2 * told["without"]["perplexity"]

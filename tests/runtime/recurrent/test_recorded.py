@@ -54,9 +54,7 @@ def made(model: Any, record: Any = traced, **limits: Any) -> SlotTarget:
     return SlotTarget(EagerBackend(model, record), **{"self_test": False} | limits)
 
 
-SOME = [
-    name if name in ("falcon-h1", "qwen3-next") else pytest.param(name, marks=pytest.mark.slow) for name in ONE_PASS
-]
+SOME = [name if name == "falcon-h1" else pytest.param(name, marks=pytest.mark.slow) for name in ONE_PASS]
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -67,7 +65,7 @@ def test_recorded_walks_equal_independent_forwards(name: str) -> None:
         targets.append(made(model, **limits))
         return targets[-1]
 
-    assert walk(build(name), batch=2, seed=5, steps=10, chunk=16, runtime=runtime) < 1e-4
+    assert walk(build(name), batch=2, seed=5, steps=8, chunk=16, runtime=runtime) < 1e-4
     assert targets[0].backend.recorded.sizes, "nothing was recorded"
 
 
