@@ -29,6 +29,7 @@ from outrider.runtime.cuda import tree_attention as free
 from outrider.runtime.cuda.kernels import add_norm
 from outrider.runtime.cuda.launch import hopper
 from outrider.runtime.cuda.same_bits import attention as sb
+from outrider.runtime.cuda.same_bits import cuts as order
 from outrider.runtime.cuda.same_bits.products import Products
 
 GPU = torch.cuda.is_available()
@@ -174,8 +175,8 @@ def test_a_cut_that_moves_with_the_number_of_rows_is_caught(monkeypatch: pytest.
     """As one would that gave every program as much of the context."""
     text = Text(5, 131)
     want = text.run([(130, [130], [-1])], 200)[0]
-    monkeypatch.setattr(sb, "_SHORT", free.tl.constexpr(64))
-    monkeypatch.setattr(sb, "SHORT", 64)
+    monkeypatch.setattr(order, "_SHORT", free.tl.constexpr(64))
+    monkeypatch.setattr(order, "SHORT", 64)
     moved = text.run([(130, [130], [-1])], 200, programs=3)[0]
     assert error(moved, want) < CLOSE and not torch.equal(moved, want)
 
