@@ -70,7 +70,7 @@ def kernels(bits: str = SAME) -> Any:
 class CudaBackend:
     """Holds an eager backend, which runs on the same cache whatever is not recorded."""
 
-    max_rows = None
+    max_rows: int | None = None
     prompt_rows = 512  # beside as many rows of trees in the largest pass
     block_size, reserves = 1, True
     traits = Traits("graphs", even=True, mixes=True)  # what ran before a recording leaves nothing behind
@@ -94,6 +94,8 @@ class CudaBackend:
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels(bits) if on_gpu else reference
+        if hasattr(self._ops, "missed"):
+            self.max_rows = MAX_NODES  # wider trees run eagerly, in another order
         self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
         self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None

@@ -227,8 +227,8 @@ def _attend(
             for each in range(cut, behind, shared):
                 largest, weight, total = _of_cut(
                     q, tl.maximum(cut_begin(each), begin), tl.minimum(cut_begin(each + 1), end), first, position,
-                    key_base, value_base, new_key, new_value, cos, sin, base, length, first, nowhere, scaling, softcap, window,
-                    key_row, value_row, new_key_row, new_value_row, cos_row, DIM, VALUE_DIM, KEYS, BLOCK, WIDE,
+                    key_base, value_base, new_key, new_value, cos, sin, base, length, first, nowhere, scaling, softcap,
+                    window, key_row, value_row, new_key_row, new_value_row, cos_row, DIM, VALUE_DIM, KEYS, BLOCK, WIDE,
                     WIDE_VALUE, HAS_CAP, HAS_WINDOW, HAS_ROTARY, HAS_FRESH, False, PRECISION,
                 )  # fmt: skip
                 if FOLD:
