@@ -164,6 +164,7 @@ def _fastest(
 def build_draft(model: Any, target: Target, **limits: Any) -> Target:
     """A draft model in the runtime and precision of its target, or in the one that runs everything."""
     runtime = target.traits.runtime or AUTO[-1]
+    limits.pop("bits", None)
     free = {"bits": "any"} if runtime == GRAPHS else {}  # only the target's rows must keep their bits
     try:
         return build(model, runtime, target.traits.precision, keep=False, **limits, **free)
