@@ -34,7 +34,7 @@ from outrider.models.drafts import shipped_draft
 from outrider.models.trained import load_eagle3
 from outrider.store.prompts import built_in_prompts, read_prompts
 
-OWN = "own"
+SMALL = "own"
 SIZES = {
     "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 4096, "tie_word_embeddings": False,
@@ -44,7 +44,7 @@ WINDOW = 128  # of a Mistral
 
 def main() -> None:
     parser = arguments(__doc__, max_new_tokens=128)
-    parser.add_argument("--shape", default="8b", help=f"a name, or {OWN}: not widened")
+    parser.add_argument("--shape", default="8b", help=f"a name, or {SMALL}: not widened")
     parser.add_argument("--kind", help="of a model of random weights instead: Llama, Qwen2, Qwen3, Mistral")
     parser.add_argument("--methods", default="mix,eagle3,suffix,draft-model")
     parser.add_argument("--set", action="append", default=[], metavar="METHOD.OPTION=VALUE")
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--bits", choices=["same", "any"], default="same")
     args = parser.parse_args()
     loaded = load_model(args.model, device=args.device, dtype=args.dtype)
-    shape = None if args.shape == OWN or args.kind else parse_shape(args.shape, loaded.model.config)
+    shape = None if args.shape == SMALL or args.kind else parse_shape(args.shape, loaded.model.config)
     model = made(args.kind, loaded.model) if args.kind else inflate(loaded.model, shape) if shape else loaded.model
     prompts = read_prompts(args.prompts) if args.prompts else built_in_prompts()
     counts = [int(count) for count in args.sequences.split(",")]

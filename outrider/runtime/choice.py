@@ -38,7 +38,8 @@ log = logging.getLogger("outrider")
 AUTO_NAME = "auto"
 NATIVE = "native"
 PROCESSORS = ("x86_64", "amd64", "arm64", "aarch64")  # that native has kernels for
-AUTO = ("graphs", "openvino", "native", "eager")  # what "auto" may take, best first; the last runs everything
+GRAPHS = "graphs"
+AUTO = (GRAPHS, "openvino", "native", "eager")  # what "auto" may take, best first; the last runs everything
 _made: WeakKeyDictionary[Any, dict[str, tuple[list[str], Any]]] = WeakKeyDictionary()  # see _draft_graph
 ROUNDED, QUANTISED_BITS = "int8", 12.0  # bits a weight of a file; those of half precision have 16
 WORTH_A_TRIAL = 1 << 25  # parameters; a smaller model runs before a conversion and a trial would be done
@@ -163,8 +164,10 @@ def _fastest(
 def build_draft(model: Any, target: Target, **limits: Any) -> Target:
     """A draft model in the runtime and precision of its target, or in the one that runs everything."""
     runtime = target.traits.runtime or AUTO[-1]
+    limits.pop("bits", None)
+    free = {"bits": "any"} if runtime == GRAPHS else {}  # only the target's rows must keep their bits
     try:
-        return build(model, runtime, target.traits.precision, keep=False, **limits)
+        return build(model, runtime, target.traits.precision, keep=False, **limits, **free)
     except OutriderError as error:
         if runtime == AUTO[-1]:
             raise
@@ -327,7 +330,7 @@ RUNTIMES = {
     runtime.name: runtime
     for runtime in (
         Runtime(
-            "graphs", "transformers on CUDA, a whole step as one graph of fused kernels; rows have the same bits in "
+            GRAPHS, "transformers on CUDA, a whole step as one graph of fused kernels; rows have the same bits in "
             "any step on GPUs of compute capability 9.0, as tried at load", (), _no_cuda, _graphs,
         ),
         Runtime(

@@ -71,7 +71,7 @@ def kernels(bits: str = SAME) -> Any:
 class CudaBackend:
     """Holds an eager backend, which runs on the same cache whatever is not recorded."""
 
-    max_rows = None
+    max_rows: int | None = None
     prompt_rows = 512  # beside as many rows of trees in the largest pass
     block_size, reserves = 1, True
     # What ran before a recording leaves nothing behind. Side rows run eagerly, on the same cache.
@@ -96,6 +96,8 @@ class CudaBackend:
         self.capture = on_gpu if capture is None else capture
         self.graph_bytes, self._used = graph_bytes, 0
         self._ops = ops if ops is not None else kernels(bits) if on_gpu else reference
+        if hasattr(self._ops, "missed"):
+            self.max_rows = MAX_NODES  # wider trees run eagerly, in another order
         self._work: list[Callable[[], None]] = []  # of the host, for while the next pass runs
         self.traits = replace(self.traits, pick=self._ops.pick, meanwhile=self._work.append, spare=self._spare)
         self._pool: Any = torch.cuda.graph_pool_handle() if self.capture else None
@@ -143,13 +145,18 @@ class CudaBackend:
     def check(self, target: Target, self_test: bool | None) -> None:
         """The model eagerly, then kernels, graph and fusion against that: nothing runs that was not checked."""
         self._eager.check(target, self_test)
-        self._serve(self._ops)
-        self._compare(target)
-        same = self._fuse and has_same_bits(self._ops, self.model, target)
-        self.traits = replace(self.traits, same_bits=same)
+        try:
+            self._serve(self._ops)
+            self._compare(target)
+            same = self._fuse and has_same_bits(self._ops, self.model, target)
+        except UnsupportedModel:
+            if not self._by_position:
+                raise
+            same = False
         if self._by_position and not same:  # what one order costs buys nothing here
             self._serve(kernels(ANY))
             self._compare(target)
+        self.traits = replace(self.traits, same_bits=same)
         if self._warm_up:
             sizes = [Size(bucket) for bucket in cover(1, min(self._bounds.rows, TREE_ROWS), 0)]
             for size in tracked(sizes, "recording steps"):

@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.runtime.cuda.kernels import ask_for
 from outrider.runtime.cuda.launch import launch, processors
 from outrider.runtime.cuda.reference import MAX_NODES, Fresh, Layout
+from outrider.runtime.cuda.same_bits.cuts import absorb, add_cut, cut_begin, cut_of, cuts, finish, join, score
 from outrider.runtime.cuda.same_bits.places import (
     branches,
     depths,
@@ -30,25 +31,18 @@ from outrider.runtime.cuda.same_bits.places import (
     sequence_of,
     tile_of,
 )
-from outrider.runtime.cuda.tree_attention import LOG2E, many
+from outrider.runtime.cuda.tree_attention import many
 
 BLOCK, KEYS = 64, 64  # query rows of a program, keys it looks at together: part of the order
-NEAR, SHORT, LONG = 2048, 128, 512  # cuts are SHORT before position NEAR and LONG behind it: part of the order, too
 UNITS = 64  # shares of the rows that are stored and whose paths are computed together
 TAIL = 2  # cuts that the candidates of a sequence may lie in
 LINE = tl.constexpr(64)  # elements of one cache line
-_NEAR, _SHORT, _LONG = tl.constexpr(NEAR), tl.constexpr(SHORT), tl.constexpr(LONG)
 _NODES = tl.constexpr(MAX_NODES)
 
 
 def fits(query: Tensor, keys: Tensor) -> bool:
     """Whether a tile holds all query heads that share a key head."""
     return query.shape[1] // keys.shape[1] <= BLOCK
-
-
-def cuts(capacity: int) -> int:
-    """Cuts of a context of so many positions."""
-    return triton.cdiv(min(capacity, NEAR), SHORT) + triton.cdiv(max(0, capacity - NEAR), LONG)
 
 
 def tree_attention(
@@ -71,8 +65,8 @@ def tree_attention(
     each = BLOCK // group  # rows of a tile
     tiles = triton.cdiv(rows, each) if sequences == 1 else rows // each + sequences
     shared = programs or max(1, min(cuts(keys.shape[2]), 2 * processors(query.device) // (tiles * key_heads)))
-    fold = shared == 1
-    places = 1 + TAIL if fold else cuts(keys.shape[2])
+    alone = shared == 1  # a program has all cuts of a tile
+    places = 1 + TAIL if alone else cuts(keys.shape[2])
     chunk = triton.cdiv(rows, UNITS)
     units = triton.cdiv(rows, chunk)
     wide, wide_value = max(16, triton.next_power_of_2(dim)), max(16, triton.next_power_of_2(value_dim))
@@ -91,7 +85,7 @@ def tree_attention(
         dim, value_dim, key_heads, group, triton.next_power_of_2(group), layout.words.shape[1], many(sequences), KEYS,
         BLOCK, wide, wide_value, max(16, triton.next_power_of_2(chunk)),
     )  # fmt: skip
-    facts = (softcap is not None, window is not None, rotary is not None, sinks is not None, fresh is not None, fold)
+    facts = (softcap is not None, window is not None, rotary is not None, sinks is not None, fresh is not None, alone)
     precision = "ieee" if query.dtype in (torch.float32, torch.float64) else "tf32"
     around = {"enable_fp_fusion": False, **launch(query.device)}  # a sum rounds alike wherever it is compiled
     _attend[((tiles + units) * key_heads, shared)](
@@ -100,59 +94,12 @@ def tree_attention(
         num_warps=4 if wide_value <= 128 else 8,
         num_stages=3 if max(dim, value_dim) <= 128 else 2, **around,
     )  # fmt: skip
-    _join[(rows, key_heads)](
+    join[(rows, key_heads)](
         *where, sunk, out, partial, sums, window or 0, sequences, rows, places, value_dim, key_heads, group,
         triton.next_power_of_2(group), layout.words.shape[1], many(sequences), wide_value, *facts[1:2],
-        *facts[3:4], fold, num_warps=4, **around,
+        *facts[3:4], alone, num_warps=4, **around,
     )  # fmt: skip
     return out
-
-
-# The order: cuts, blocks, and how one is added to the other
-
-
-@triton.jit
-def _cut_of(position):
-    far = (position - _NEAR) // _LONG + _NEAR // _SHORT
-    return tl.where(position < _NEAR, position // _SHORT, far)
-
-
-@triton.jit
-def _begin(cut):
-    return tl.where(cut < _NEAR // _SHORT, cut * _SHORT, _NEAR + (cut - _NEAR // _SHORT) * _LONG)
-
-
-@triton.jit
-def _fold(most, mass, whole, largest, weight, total):
-    """One more cut behind those that are joined already."""
-    top = tl.maximum(most, largest)
-    anchor = tl.where(top == float("-inf"), 0.0, top)  # a row that has seen nothing yet
-    old, new = tl.exp2(most - anchor), tl.exp2(largest - anchor)
-    return top, mass * old + weight * new, whole * old[:, None] + total * new[:, None]
-
-
-@triton.jit
-def _absorb(scores, v, largest, weight, total, PRECISION: tl.constexpr):
-    """Scores (base 2) and values of a block into the running softmax of its cut."""
-    top = tl.maximum(largest, tl.max(scores, 1))
-    anchor = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(scores - anchor[:, None])
-    fade = tl.exp2(largest - anchor)
-    total = tl.dot(p.to(v.dtype), v, total * fade[:, None], input_precision=PRECISION)
-    return top, weight * fade + tl.sum(p, 1), total
-
-
-@triton.jit
-def _score(q, k, scaling, softcap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores to the base 2."""
-    product = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if HAS_CAP:
-        product = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scaling * product / softcap)) - 1.0)
-        return product * LOG2E
-    return product * (scaling * LOG2E)
-
-
-# The kernels
 
 
 @triton.jit
@@ -175,8 +122,8 @@ def _of_cut(
             place = (at + t)[:, None]
             k = tl.load(key_base + place * key_row + d[None, :], mask=(d < DIM)[None, :], other=0.0)
             v = tl.load(value_base + place * value_row + dv[None, :], mask=(dv < VALUE_DIM)[None, :], other=0.0)
-            scores = _score(q, k, scaling, softcap, HAS_CAP, PRECISION)
-            largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
+            scores = score(q, k, scaling, softcap, HAS_CAP, PRECISION)
+            largest, weight, total = absorb(scores, v, largest, weight, total, PRECISION)
     for at in tl.range(masked, stop, KEYS, num_stages=1):
         seat = at + t  # the positions of the keys
         there = seat < stop
@@ -201,20 +148,9 @@ def _of_cut(
         sees = there[None, :] & (seat[None, :] <= position[:, None])
         if HAS_WINDOW:
             sees = sees & (seat[None, :] > position[:, None] - window)
-        scores = tl.where(sees, _score(q, k, scaling, softcap, HAS_CAP, PRECISION), float("-inf"))
-        largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
+        scores = tl.where(sees, score(q, k, scaling, softcap, HAS_CAP, PRECISION), float("-inf"))
+        largest, weight, total = absorb(scores, v, largest, weight, total, PRECISION)
     return largest, weight, total
-
-
-@triton.jit
-def _finish(sinks, query_at, real, largest, weight, total, HAS_SINKS: tl.constexpr):
-    if HAS_SINKS:
-        sink = tl.load(sinks + query_at, mask=real, other=0.0).to(tl.float32) * LOG2E
-        top = tl.maximum(largest, sink)
-        fade = tl.exp2(largest - top)
-        total = total * fade[:, None]
-        weight = weight * fade + tl.exp2(sink - top)
-    return total / tl.where(weight > 0, weight, 1.0)[:, None]
 
 
 @triton.jit
@@ -260,17 +196,17 @@ def _attend(
             in_flight = tl.load(nodes + batch).to(tl.int32)
             first = length + in_flight - count  # where the first row stands in the slot
             split = branches(words, base, count, in_flight, tl.load(causal + batch), WORDS)
-            end = tl.where(split, _begin(_cut_of(length)), first + tl.minimum(tile * ROWS + ROWS, count))
+            end = tl.where(split, cut_begin(cut_of(length)), first + tl.minimum(tile * ROWS + ROWS, count))
             begin = end * 0
             if HAS_WINDOW:
                 lowest = tl.where(split, length, first + tile * ROWS)
                 begin = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
             key_base = keys + slot * key_slot + head * key_head
             value_base = values + slot * value_slot + head * value_head
-            cut, behind = _cut_of(begin) + part, tl.where(end > 0, _cut_of(end - 1) + 1, 0)
+            cut, behind = cut_of(begin) + part, tl.where(end > 0, cut_of(end - 1) + 1, 0)
             if OVERLAP:  # the committed keys were written long before the launch that this one waits for
                 t = tl.arange(0, KEYS)
-                soon = tl.minimum(_begin(cut) + t, tl.maximum(tl.minimum(end, first) - 1, 0))[:, None]
+                soon = tl.minimum(cut_begin(cut) + t, tl.maximum(tl.minimum(end, first) - 1, 0))[:, None]
                 ask_for(key_base + soon * key_row + tl.arange(0, 2)[None, :] * LINE)
                 ask_for(value_base + soon * value_row + tl.arange(0, 2)[None, :] * LINE)
                 tl.extra.cuda.gdc_wait()
@@ -290,19 +226,19 @@ def _attend(
             nowhere = tl.zeros([_NODES], tl.int32)
             for each in range(cut, behind, shared):
                 largest, weight, total = _of_cut(
-                    q, tl.maximum(_begin(each), begin), tl.minimum(_begin(each + 1), end), first, position, key_base,
-                    value_base, new_key, new_value, cos, sin, base, length, first, nowhere, scaling, softcap, window,
-                    key_row, value_row, new_key_row, new_value_row, cos_row, DIM, VALUE_DIM, KEYS, BLOCK, WIDE,
+                    q, tl.maximum(cut_begin(each), begin), tl.minimum(cut_begin(each + 1), end), first, position,
+                    key_base, value_base, new_key, new_value, cos, sin, base, length, first, nowhere, scaling, softcap,
+                    window, key_row, value_row, new_key_row, new_value_row, cos_row, DIM, VALUE_DIM, KEYS, BLOCK, WIDE,
                     WIDE_VALUE, HAS_CAP, HAS_WINDOW, HAS_ROTARY, HAS_FRESH, False, PRECISION,
                 )  # fmt: skip
                 if FOLD:
-                    most, mass, whole = _fold(most, mass, whole, largest, weight, total)
+                    most, mass, whole = add_cut(most, mass, whole, largest, weight, total)
                 else:
                     _keep(partial, sums, half, spot + each, real, largest, weight, total, dv, WIDE_VALUE)
             if FOLD:
                 unfinished = tl.where(split, row, count) < count
                 _keep(partial, sums, half, spot, real & unfinished, most, mass, whole, dv, WIDE_VALUE)
-                value = _finish(sinks, query_at, real, most, mass, whole, HAS_SINKS)
+                value = finish(sinks, query_at, real, most, mass, whole, HAS_SINKS)
                 there = written & (tl.where(split, row, count) >= count)[:, None]
                 tl.store(out + at_out, tl.where(real[:, None], value, 0.0), mask=there)
             elif part == 0:
@@ -346,14 +282,14 @@ def _attend(
                     q = rotated(start, row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
                     key_base = keys + slot * key_slot + head * key_head
                     value_base = values + slot * value_slot + head * value_head
-                    tail, end = _cut_of(length), length + depth + 1
+                    tail, end = cut_of(length), length + depth + 1
                     begin = end * 0
                     if HAS_WINDOW:
                         begin = tl.maximum(length + depth // ROWS * ROWS - window + 1, 0) // KEYS * KEYS
                     spot = (row * HEADS * GROUP + query_at) * places
-                    for each in range(tail, _cut_of(end - 1) + 1):
+                    for each in range(tail, cut_of(end - 1) + 1):
                         largest, weight, total = _of_cut(
-                            q, tl.maximum(_begin(each), begin), tl.minimum(_begin(each + 1), end), length,
+                            q, tl.maximum(cut_begin(each), begin), tl.minimum(cut_begin(each + 1), end), length,
                             length + above, key_base, value_base, new_key, new_value, cos, sin, base, length, first,
                             path, scaling, softcap, window, key_row, value_row, new_key_row, new_value_row, cos_row,
                             DIM, VALUE_DIM, KEYS, BLOCK, WIDE, WIDE_VALUE, HAS_CAP, HAS_WINDOW, HAS_ROTARY, HAS_FRESH,
@@ -388,57 +324,3 @@ def _store(
     v = tl.load(new_value + row[:, None] * new_value_row + dv[None, :], mask=value_in, other=0.0)
     to = values + (slot * value_slot + head * value_head + place * value_row)[:, None] + dv[None, :]
     tl.store(to, v, mask=value_in)
-
-
-@triton.jit(do_not_specialize=("window", "sequences", "rows", "places"))
-def _join(
-    slots, lengths, nodes, begins, counts, causal, words, sinks, out, partial, sums, window, sequences, rows, places,
-    VALUE_DIM: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr, WORDS: tl.constexpr,
-    MANY: tl.constexpr, WIDE_VALUE: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr, FOLD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """A row's cuts one after another, where no program had all of them."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    g, dv = tl.arange(0, GROUPED), tl.arange(0, WIDE_VALUE)
-    batch = sequence_of(begins, row, sequences, MANY)
-    base, count = tl.load(begins + batch).to(tl.int32), tl.load(counts + batch).to(tl.int32)
-    length, in_flight = tl.load(lengths + batch).to(tl.int32), tl.load(nodes + batch).to(tl.int32)
-    split = branches(words, base, count, in_flight, tl.load(causal + batch), WORDS)
-    real = g < GROUP
-    query_at = head * GROUP + g
-    position = length + in_flight - count + row - base
-    if split:
-        one = tl.load(words + row * WORDS)
-        two = one
-        if WORDS > 1:
-            two = tl.load(words + row * WORDS + 1)
-        position = length + tl.sum(on_path(one, two, WORDS), 0) - 1
-    low, high = position * 0, _cut_of(position) + 1
-    if HAS_WINDOW:
-        low = _cut_of(tl.maximum(position - window + 1, 0))
-    if FOLD:
-        high = high - _cut_of(length) + 1
-        low = low * 0
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    needed = row - base < count
-    if FOLD:
-        needed = needed & split
-    if needed:
-        half = rows * HEADS * GROUP * places
-        spot = (row * HEADS * GROUP + query_at) * places
-        most = tl.full([GROUPED], float("-inf"), tl.float32)
-        mass = tl.zeros([GROUPED], tl.float32)
-        whole = tl.zeros([GROUPED, WIDE_VALUE], tl.float32)
-        for cut in tl.range(low, high, num_stages=4):
-            at = spot + cut
-            largest = tl.load(sums + at, mask=real, other=float("-inf"))
-            weight = tl.load(sums + half + at, mask=real, other=0.0)
-            total = tl.load(
-                partial + at.to(tl.int64)[:, None] * WIDE_VALUE + dv[None, :], mask=real[:, None], other=0.0
-            )
-            most, mass, whole = _fold(most, mass, whole, largest, weight, total)
-        value = _finish(sinks, query_at, real, most, mass, whole, HAS_SINKS)
-        to = out + (row * HEADS * GROUP + query_at)[:, None] * VALUE_DIM + dv[None, :]
-        tl.store(to, value, mask=real[:, None] & (dv < VALUE_DIM)[None, :])
