@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 from outrider.core.errors import InputError
@@ -49,10 +50,8 @@ class BlockOptions(Options):
     verifier: VerifierName = option("recursive", "acceptance rule; the invariant one drafts without sampling")
 
 
-def grown(
-    name: str, kind: str, make: MakeSource, parts: Parts, options: BlockOptions, search: Callable[[int], Grower] | None
-) -> Recipe:  # fmt: skip
-    """A method over a trained drafter of this kind; `search` makes the grower of trees that are not drawn, by depth."""
+def grown(name: str, kind: str, make: MakeSource, parts: Parts, options: BlockOptions) -> Recipe:
+    """A method over a trained drafter of this kind."""
     from outrider.draft.grown import Grown
     from outrider.models.trained import drafter_of
 
@@ -61,17 +60,16 @@ def grown(
     depth = min(options.depth, net.deepest, nodes)
     budget = controller(options.controller, depth if options.grower == "chain" else nodes, depth)
     sampled, beside = options.verifier != "invariant", parts.target.traits.other_threads
-    drafter = Grown(make(parts, net, options.width), _grower(options, depth, search), sampled, beside=beside)
+    drafter = Grown(make(parts, net, options.width), _grower(options, depth), sampled, beside=beside)
     return Recipe(name, drafter, verifier(options.verifier), budget)
 
 
-def _grower(options: BlockOptions, depth: int, search: Callable[[int], Grower] | None) -> Grower:
+def _grower(options: BlockOptions, depth: int) -> Grower:
     from outrider.grow.best_first import BestFirst
     from outrider.grow.chain import Chain
     from outrider.grow.dyspec import Threshold
     from outrider.grow.either import Either
 
-    searching = search(depth) if search is not None else BestFirst(depth)
     match options.grower:
         case "chain":
             return Chain()
@@ -79,17 +77,23 @@ def _grower(options: BlockOptions, depth: int, search: Callable[[int], Grower] |
             return Threshold(depth)
         case "best-first":
             return BestFirst(depth)
-    return Either(searching, Threshold(depth))
+    return Either(BestFirst(depth), Threshold(depth))
 
 
-def _dflash_source(parts: Parts, net: Any, width: int) -> Source:
+@dataclass(frozen=True, slots=True)
+class DFlashOptions(BlockOptions):
+    recorded: bool = option(False, "on CUDA a proposal is one replay; experimental")
+
+
+def _dflash_source(parts: Parts, net: Any, width: int, recorded: bool = False) -> Source:
     from outrider.draft.block.dflash import DFlashSource
     from outrider.runtime.layers.choice import block_driver
 
-    if ("blocks", net) not in parts.drafts:  # made once for all methods that draft with this network
+    key = ("blocks", net, recorded)
+    if key not in parts.drafts:  # made once for all methods that draft with this network
         with told_if_compiling("the drafter"):
-            parts.drafts["blocks", net] = block_driver(net, embedding(parts.target, parts.loaded), parts.target)
-    return DFlashSource(parts.drafts["blocks", net], width=width)
+            parts.drafts[key] = block_driver(net, embedding(parts.target, parts.loaded), parts.target if recorded else None)
+    return DFlashSource(parts.drafts[key], width=width)
 
 
 def _deer_source(parts: Parts, net: Any, width: int) -> Source:
@@ -182,18 +186,18 @@ def _check_either(options: DiffuSpecOptions) -> None:
 SOURCES: dict[str, MakeSource] = {"deer": _deer_source, "dflash": _dflash_source}
 
 
-def _dflash(parts: Parts, options: BlockOptions) -> Recipe:
-    return grown("dflash", "dflash", _dflash_source, parts, options, None)
+def _dflash(parts: Parts, options: DFlashOptions) -> Recipe:
+    return grown("dflash", "dflash", partial(_dflash_source, recorded=options.recorded), parts, options)
 
 
 def _deer(parts: Parts, options: BlockOptions) -> Recipe:
-    return grown("deer", "deer", _deer_source, parts, options, None)
+    return grown("deer", "deer", _deer_source, parts, options)
 
 
 RECIPES = (
     MethodInfo(
         "dflash", "a few trained layers fill a block of masks in one pass over the target's states; a best-first tree",
-        "arXiv 2602.06036", "block", True, "a trained drafter (outrider train run)", BlockOptions, _dflash,
+        "arXiv 2602.06036", "block", True, "a trained drafter (outrider train run)", DFlashOptions, _dflash,
         "draft/block/dflash.py", lambda options: check_drafter("dflash", options.drafter), role=Role.RUNS, samples=True,
     ),
     MethodInfo(

@@ -43,10 +43,16 @@ def layer_driver(net: FeatureLayer, embed: Callable[[Tensor], Tensor], *, beside
     return made_for(plain, 1 if beside else torch.get_num_threads()) or plain
 
 
-def block_driver(net: DFlashNet, embed: Callable[[Tensor], Tensor], target: Target) -> BlockDriver:
-    """Of a network that fills blocks; `embed` is the target's. Recorded on CUDA where memory allows it."""
+def block_driver(net: DFlashNet, embed: Callable[[Tensor], Tensor], target: Target | None) -> BlockDriver:
+    """Of a network that fills blocks; `embed` is the target's. With a target it is recorded on CUDA, where there is
+    memory for all that the target's slots can hold."""
     plain = FeatureBlocks(net, embed, eight_bits(net).active)
-    if plain.traits.device.type != "cuda" or find_spec("triton") is None or not _reserved(plain.cache, target):
+    if (
+        target is None
+        or plain.traits.device.type != "cuda"
+        or find_spec("triton") is None
+        or not _reserved(plain.cache, target)
+    ):
         return plain
     ops, record = _recorder(plain.traits.device)
     return RecordedBlocks(plain, ops, active=nullcontext, record=record)

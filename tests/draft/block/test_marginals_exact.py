@@ -47,20 +47,23 @@ class Claimed:
     def observe(self, slots, records) -> None: ...
 
 
-def gap(grower, rule, sampled: bool = True) -> float:
-    return distribution_gap(lambda: Grown(Independent(), grower, sampled), rule, Budget(2, 2), TARGET)
+def gap(make, rule, sampled: bool = True) -> float:
+    """`make` makes a grower that has learnt nothing."""
+    return distribution_gap(lambda: Grown(Independent(), make(), sampled), rule, Budget(2, 2), TARGET)
 
 
 def test_draws_from_marginals_keep_the_targets_distribution() -> None:
-    assert gap(Chain(), Rejection()) < 1e-6
-    assert gap(Threshold(2), Recursive()) < 1e-6
+    assert gap(Chain, Rejection()) < 1e-6
+    assert gap(lambda: Threshold(2), Recursive()) < 1e-6
 
 
 def test_a_searched_path_keeps_it_as_point_masses_and_not_as_draws_from_the_network() -> None:
-    search = Lattice(frozenset())
+    def search() -> Lattice:
+        return Lattice(frozenset())
+
     assert gap(search, Recursive(), sampled=False) < 1e-6
     rows = [QRow(np.arange(3), FIRST), QRow(np.arange(3), SECOND)]
-    assert gap(Claimed(search, lambda tree: rows[: tree.candidates]), Rejection(), sampled=False) > 1e-3
+    assert gap(lambda: Claimed(search(), lambda tree: rows[: tree.candidates]), Rejection(), sampled=False) > 1e-3
 
 
 def test_rows_conditional_on_the_token_before_are_not_what_was_drawn_from() -> None:
@@ -70,4 +73,4 @@ def test_rows_conditional_on_the_token_before_are_not_what_was_drawn_from() -> N
         rows = [QRow(np.arange(3), FIRST), QRow(np.arange(3), conditional[int(tree.tokens[1])])]
         return rows[: tree.candidates]
 
-    assert gap(Claimed(Chain(), claim), Rejection()) > 1e-3
+    assert gap(lambda: Claimed(Chain(), claim), Rejection()) > 1e-3

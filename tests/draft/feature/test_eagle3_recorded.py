@@ -287,14 +287,14 @@ def hides_ancestors(masks: Any) -> torch.Tensor:
     return WORDS([1 << int(mask).bit_length() - 1 for mask in masks])
 
 
-WORDS = module._words
+WORDS = module.words
 
 
 @pytest.mark.parametrize("bug", ["mask", "place", "rows", "ran", "position"])
 def test_planted_errors_are_seen(loaded: Any, net: Any, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Seat.wanted
     if bug == "mask":  # text rows see themselves only
-        monkeypatch.setattr(module, "_words", hides_ancestors)
+        monkeypatch.setattr(module, "words", hides_ancestors)
     elif bug == "place":  # keys of a level one row further
         if GPU:
             pytest.skip("the kernels run, not their reference")
