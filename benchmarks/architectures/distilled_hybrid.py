@@ -1,7 +1,7 @@
 """A distilled hybrid decoded plainly, by `mix`, and with a draft model: trees (`stree`) against chains of as many rows.
 
-    outrider train data --out text --tokens 2M && outrider train hybrid --data text --out hybrid
-    python benchmarks/architectures/distilled_hybrid.py --model hybrid --draft smollm2 [--limit N] [--json [FILE]]
+outrider train data --out text --tokens 2M && outrider train hybrid --data text --out hybrid
+python benchmarks/architectures/distilled_hybrid.py --model hybrid --draft smollm2 [--limit N] [--json [FILE]]
 """
 
 from __future__ import annotations
