@@ -42,7 +42,7 @@ class EagerBackend:
     cache: SlotCache | HybridSlots
 
     def __init__(self, model: Any, record: Record | None = None) -> None:
-        """`record` makes recordings of passes of a model with recurrent layers; None: they run operation by operation."""
+        """`record` makes recordings of passes of a model with recurrent layers; None: none are made."""
         self._record, self.recorded = record, cast("RecordedPasses | None", None)
         mixers = Mixers(model) or None
         refuse_unsupported(model, states=mixers is not None)
