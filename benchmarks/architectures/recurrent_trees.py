@@ -25,9 +25,9 @@ from transformers import BambaConfig, BambaForCausalLM, Mamba2Config, Mamba2ForC
 
 from outrider.core.records import NO_NEEDS, Piece
 from outrider.core.tree import TokenTree, chain, fixed
-from outrider.runtime.eager.backend import EagerBackend
-from outrider.runtime.recurrent.recorded import AFTER, Unrecordable
+from outrider.runtime.recurrent.recorded import AFTER
 from outrider.runtime.slots import SlotTarget
+from outrider.runtime.targets import eager_target
 
 
 def mamba2(hidden: int, layers: int) -> Any:
@@ -57,10 +57,6 @@ SHAPES: dict[str, Callable[[int, int], Any]] = {"mamba2": mamba2, "hybrid": hybr
 def binary(nodes: int) -> TokenTree:
     rows = np.arange(nodes)
     return fixed(rows + 7, np.where(rows > 0, (rows - 1) // 2, -1))
-
-
-def never(run: Callable[[], Any]) -> Callable[[], Any]:
-    raise Unrecordable
 
 
 def timed(target: SlotTarget, run: Callable[[], Any], rounds: int) -> float:
@@ -141,12 +137,13 @@ def main() -> None:
         with torch.device(args.device):
             model = SHAPES[shape](args.hidden, args.layers).to(getattr(torch, args.dtype)).eval().requires_grad_(False)
         report[f"{shape} parameters"] = sum(weight.numel() for weight in model.parameters())
-        for name, record in (("recorded", None), ("not recorded", never)):
+        for name in ("recorded", "not recorded"):
             if name == "recorded" and args.device == "cpu":
                 continue
-            target = SlotTarget(
-                EagerBackend(model, record), max_slots=1, max_context=2048, max_rows=args.nodes + 1, self_test=False
-            )
+            target = eager_target(
+                model, recorded=name == "recorded", max_slots=1, max_context=2048, max_rows=args.nodes + 1,
+                self_test=False,
+            )  # fmt: skip
             report[f"{shape} {name}"] = measured(target, args.nodes, args.context, args.rounds)
             if name == "recorded":
                 report[f"{shape} sizes"] = [str(size) for size in target.backend.recorded.sizes]

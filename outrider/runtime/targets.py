@@ -18,11 +18,16 @@ from outrider.runtime.slots import SlotTarget
 log = logging.getLogger("outrider")
 
 
-def eager_target(model: Any, **limits: Any) -> SlotTarget:
-    """Any causal language model that transformers loads, layer by layer."""
-    from outrider.runtime.eager.backend import EagerBackend
+def eager_target(model: Any, *, recorded: bool = False, **limits: Any) -> SlotTarget:
+    """Any causal language model that transformers loads, layer by layer.
 
-    return SlotTarget(EagerBackend(model), **limits)
+    `recorded`: on a GPU passes of a model with recurrent layers are recorded as CUDA graphs. Proved with operations
+    traced on a CPU, not yet on a GPU; so it must be asked for.
+    """
+    from outrider.runtime.eager.backend import EagerBackend
+    from outrider.runtime.recurrent.recorded import recorder
+
+    return SlotTarget(EagerBackend(model, recorder(model.device) if recorded else None), **limits)
 
 
 def cuda_target(

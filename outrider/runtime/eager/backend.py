@@ -23,7 +23,7 @@ from outrider.runtime.eager.cache import SlotCache
 from outrider.runtime.eager.hybrid import HybridSlots
 from outrider.runtime.passes import Block, Pass
 from outrider.runtime.recurrent.mixers import Mixers
-from outrider.runtime.recurrent.recorded import Record, RecordedPasses, recorder
+from outrider.runtime.recurrent.recorded import Record, RecordedPasses
 from outrider.runtime.recurrent.snapshots import PER_TEXT
 from outrider.runtime.recurrent.states import StateStore
 from outrider.runtime.selftest import self_check
@@ -43,7 +43,7 @@ class EagerBackend:
     cache: SlotCache | HybridSlots
 
     def __init__(self, model: Any, record: Record | None = None) -> None:
-        """`record` makes recordings of passes of a model with recurrent layers; None: on a GPU as CUDA graphs."""
+        """`record` makes recordings of passes of a model with recurrent layers; None: none are made."""
         self._record, self.recorded = record, cast("RecordedPasses | None", None)
         mixers = Mixers(model) or None
         refuse_unsupported(model, states=mixers is not None)
@@ -80,7 +80,7 @@ class EagerBackend:
         layers = {layer: place for place, layer in enumerate(shapes)}
         room = bounds.rows + 1
         hybrid = self.cache = HybridSlots(rows, layers, StateStore(bounds.slots, COPIED, room))
-        if record := self._record or recorder(self.device):
+        if record := self._record:
             adapter = self.adapter
             self.recorded = RecordedPasses(adapter, hybrid, room, adapter.dtype, self.device, record)
             hybrid.states.replay = self.recorded.keep

@@ -4,7 +4,7 @@ On a GPU a hybrid's pass is some thousands of small operations, and launching th
 pass over trees of a size is captured once as a CUDA graph, its inputs in tensors of their own, and a commit, too. What
 cannot be captured (text, trees that grow level by level, recurrences that run level by level, states to be copied at a
 border) runs as before. The same operations in the same order: no result changes but by padding. Elsewhere the same
-passes run without a graph, which is what their tests compare.
+passes run from traced operations, which is what their tests compare.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from outrider.core.tree import TokenTree, fixed
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.recurrent.recorded import AFTER, FixedAncestry, FixedLayout, FixedPass, Size
 from outrider.runtime.slots import SlotTarget
+from outrider.runtime.targets import eager_target
 from tests.runtime.recurrent.families import FAMILIES, build
 from tests.runtime.running import run_text, run_trees
 from tests.runtime.test_architectures import walk
@@ -88,7 +89,7 @@ def test_cuda_graphs_of_passes_equal_independent_forwards(name: str) -> None:
     model, targets = copy.deepcopy(build(name)).cuda(), []
 
     def runtime(model: Any, **limits: Any) -> SlotTarget:
-        targets.append(made(model, None, **limits))
+        targets.append(eager_target(model, recorded=True, self_test=False, **limits))
         return targets[-1]
 
     assert walk(model, batch=1, seed=5, steps=16, chunk=16, runtime=runtime) < 1e-4
