@@ -68,10 +68,6 @@ class Backoff:
             else:  # no plain step has been timed yet: other candidates ran beside those that were to tell
                 self.resting = LOOK
 
-    def go_on_from(self, other: Backoff) -> None:
-        """Changes state: rests as long as the other, of nearly the same size, and as long after failed trials."""
-        self._patience, self.resting = other._patience, max(self.resting, other.resting)
-
     def pass_by(self) -> None:
         """Changes state: a step went by whose seconds say nothing, so that a rest ends under any load."""
         self.resting = max(self.resting - 1, 0)

@@ -32,6 +32,7 @@ from outrider.core.records import Budget, Load, Role, StepRecord, StepTiming
 from outrider.core.tree import TokenTree
 
 NOTHING = Budget(0, 0)
+LONG = 64  # steps of rest in which texts that begin are not read by a network: drafts of a shorter one's end need them
 LEARNT = 16  # sequences of a step from which the depth of drafts is learnt, at most
 UNSAID = 1e-6  # the claim of a candidate that no drafter is heard for: it takes no chance from its siblings
 
@@ -131,12 +132,14 @@ class Goodput:
 
     def reads(self, part: int) -> bool:
         """A part that runs a network runs it over prompts, too: not where nothing is drafted for some time to come."""
-        return self.awake(part) and not (self.roles[part] is Role.RUNS and self._long_rest)
+        long = self.costs is not None and self._rest(self._step.batch) > LONG
+        return self.awake(part) and not (self.roles[part] is Role.RUNS and long)
 
     def follows(self, part: int) -> bool:
-        """In a long rest of several sequences those that read text are not told of steps: that takes time for each."""
-        reading = self.roles[part] in (Role.LOOKS, Role.DRAWS) or self._step.batch == 1
-        return self.awake(part) and (reading or not self._long_rest)
+        """In a long rest of several sequences those that cost next to nothing alone are not told of steps: for each
+        sequence that takes time, and they read the text later. A network would have lost its thread."""
+        spared = self.roles[part] is Role.FREE and self._step.batch > 1 and self._long_rest
+        return self.awake(part) and not spared
 
     @property
     def _long_rest(self) -> bool:
@@ -314,14 +317,14 @@ class Goodput:
         """Changes state: the step's tokens and seconds, to compare speculation with plain decoding."""
         assert self.costs is not None
         backoff, total = self._backoff(timing.batch), timing.total
-        if beside := timing.others + timing.prompt_rows:  # whose time does not count: of other controllers, of prompts
-            candidates = timing.rows - timing.batch + timing.prompt_rows
-            steps = self.costs.seconds(timing.batch, candidates, timing.context)
-            total += timing.prompts - float(steps[candidates] - steps[candidates - beside])
-            if total < timing.prompts:  # what is left of the step is a guess
-                backoff.pass_by()
-                return
+        if timing.prompt_rows:  # what the step would have taken without them is a guess
+            backoff.pass_by()
+            return
         alone = total - timing.draft
+        if timing.others:  # the time of candidates that another controller plans for does not count
+            candidates = timing.rows - timing.batch
+            steps = self.costs.seconds(timing.batch, candidates, timing.context)
+            total -= float(steps[candidates] - steps[candidates - timing.others])
         wide = any(record.tree.candidates for record in records)
         if self.even and not wide and not timing.others and not backoff.resting:
             backoff.see(alone)
@@ -340,11 +343,7 @@ class Goodput:
         times for drafts that brought nothing: it is to rest where costs are misjudged, not after some unlucky steps.
         The more sequences, the less is luck."""
         if batch not in self._backoffs:
-            made = Backoff(max(12, int(24 / batch**0.25)), rest=16, margin=1 - 0.06 / math.sqrt(batch))
-            near = [size for size in self._backoffs if max(size, batch) <= 2 * min(size, batch)]
-            if near:  # sizes change as sequences come and go: each is not to find out anew that nothing pays
-                made.go_on_from(self._backoffs[min(near, key=lambda size: abs(size - batch))])
-            self._backoffs[batch] = made
+            self._backoffs[batch] = Backoff(rest=16, margin=1 - 0.06 / math.sqrt(batch))
         return self._backoffs[batch]
 
     def _draft_depth(self, part: int) -> DraftDepth:
