@@ -19,19 +19,18 @@ from torch import Tensor
 from outrider.runtime.cuda.kernels import ask_for
 from outrider.runtime.cuda.launch import launch, processors
 from outrider.runtime.cuda.reference import MAX_NODES, Fresh, Layout
-from outrider.runtime.cuda.same_bits.cuts import absorb, add_cut, cut_begin, cut_of, cuts, finish, join, score
+from outrider.runtime.cuda.same_bits.cuts import add_cut, cut_begin, cut_of, cuts, finish, join
 from outrider.runtime.cuda.same_bits.places import (
     branches,
     depths,
     leads,
     node_at,
     on_path,
-    rotated,
     sequence,
     sequence_of,
     tile_of,
 )
-from outrider.runtime.cuda.tree_attention import many
+from outrider.runtime.cuda.tree_attention import _absorb, _rotated, _score, many
 
 BLOCK, KEYS = 64, 64  # query rows of a program, keys it looks at together: part of the order
 UNITS = 64  # shares of the rows that are stored and whose paths are computed together
@@ -122,8 +121,8 @@ def _of_cut(
             place = (at + t)[:, None]
             k = tl.load(key_base + place * key_row + d[None, :], mask=(d < DIM)[None, :], other=0.0)
             v = tl.load(value_base + place * value_row + dv[None, :], mask=(dv < VALUE_DIM)[None, :], other=0.0)
-            scores = score(q, k, scaling, softcap, HAS_CAP, PRECISION)
-            largest, weight, total = absorb(scores, v, largest, weight, total, PRECISION)
+            scores = _score(q, k, scaling, softcap, HAS_CAP, PRECISION)
+            largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
     for at in tl.range(masked, stop, KEYS, num_stages=1):
         seat = at + t  # the positions of the keys
         there = seat < stop
@@ -138,7 +137,7 @@ def _of_cut(
             if at + KEYS > tl.minimum(first, length):  # some may not be in the cache
                 new, late = (base + place - first)[:, None], (place >= first)[:, None]
                 at_key = new_key + new * new_key_row
-                fresh = rotated(at_key, new * cos_row, cos, sin, key_in & late, d, DIM, HAS_ROTARY)
+                fresh = _rotated(at_key, new * cos_row, cos, sin, key_in & late, d, DIM, HAS_ROTARY)
                 k = tl.where(late, fresh, k)
                 at_value = new_value + new * new_value_row
                 v = tl.where(late, tl.load(at_value + dv[None, :], mask=value_in & late, other=0.0), v)
@@ -148,8 +147,8 @@ def _of_cut(
         sees = there[None, :] & (seat[None, :] <= position[:, None])
         if HAS_WINDOW:
             sees = sees & (seat[None, :] > position[:, None] - window)
-        scores = tl.where(sees, score(q, k, scaling, softcap, HAS_CAP, PRECISION), float("-inf"))
-        largest, weight, total = absorb(scores, v, largest, weight, total, PRECISION)
+        scores = tl.where(sees, _score(q, k, scaling, softcap, HAS_CAP, PRECISION), float("-inf"))
+        largest, weight, total = _absorb(scores, v, largest, weight, total, PRECISION)
     return largest, weight, total
 
 
@@ -215,7 +214,7 @@ def _attend(
             position = tl.where(split, length, first + row)
             inside = real[:, None] & (d < DIM)[None, :]
             start = query + query_at[:, None] * query_head + (base + row)[:, None] * query_row
-            q = rotated(start, (base + row)[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
+            q = _rotated(start, (base + row)[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
             if HAS_WINDOW:  # a candidate's own position counts
                 at_depth = length + depths(words, base + row, real, WORDS)
                 position = tl.where(split, at_depth, position)
@@ -279,7 +278,7 @@ def _attend(
                     real = inner & (above <= depth) & (node >= in_flight - count)
                     inside = real[:, None] & (d < DIM)[None, :]
                     start = query + query_at[:, None] * query_head + row[:, None] * query_row
-                    q = rotated(start, row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
+                    q = _rotated(start, row[:, None] * cos_row, cos, sin, inside, d, DIM, HAS_ROTARY)
                     key_base = keys + slot * key_slot + head * key_head
                     value_base = values + slot * value_slot + head * value_head
                     tail, end = cut_of(length), length + depth + 1
@@ -318,7 +317,7 @@ def _store(
     slot = tl.load(slots + batch)
     key_in, value_in = there[:, None] & (d < DIM)[None, :], there[:, None] & (dv < VALUE_DIM)[None, :]
     start = new_key + row[:, None] * new_key_row
-    k = rotated(start, row[:, None] * cos_row, cos, sin, key_in, d, DIM, HAS_ROTARY)
+    k = _rotated(start, row[:, None] * cos_row, cos, sin, key_in, d, DIM, HAS_ROTARY)
     to = keys + (slot * key_slot + head * key_head + place * key_row)[:, None] + d[None, :]
     tl.store(to, k, mask=key_in)
     v = tl.load(new_value + row[:, None] * new_value_row + dv[None, :], mask=value_in, other=0.0)

@@ -42,27 +42,6 @@ def add_cut(most, mass, whole, largest, weight, total):
 
 
 @triton.jit
-def absorb(scores, v, largest, weight, total, PRECISION: tl.constexpr):
-    """Scores (base 2) and values of a block into the running softmax of its cut."""
-    top = tl.maximum(largest, tl.max(scores, 1))
-    anchor = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp2(scores - anchor[:, None])
-    fade = tl.exp2(largest - anchor)
-    total = tl.dot(p.to(v.dtype), v, total * fade[:, None], input_precision=PRECISION)
-    return top, weight * fade + tl.sum(p, 1), total
-
-
-@triton.jit
-def score(q, k, scaling, softcap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores to the base 2."""
-    product = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if HAS_CAP:
-        product = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scaling * product / softcap)) - 1.0)
-        return product * LOG2E
-    return product * (scaling * LOG2E)
-
-
-@triton.jit
 def finish(sinks, query_at, real, largest, weight, total, HAS_SINKS: tl.constexpr):
     if HAS_SINKS:
         sink = tl.load(sinks + query_at, mask=real, other=0.0).to(tl.float32) * LOG2E

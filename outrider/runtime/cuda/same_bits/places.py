@@ -1,4 +1,4 @@
-"""Where things stand, in Triton: whose a row or a tile of a pass is, what a path leads over, and rows as they are read.
+"""Where things stand, in Triton: whose a row or a tile of a pass is, and what a path leads over.
 
 A node's ancestors are the bits of its words, in the order in which they are stored, which is that of their depths.
 """
@@ -99,20 +99,3 @@ def leads(words, base, count, in_flight, local, depth, ROWS: tl.constexpr, WORDS
     mask = tl.load(words + (base + later) * WORDS + half, mask=inside, other=0)
     children = tl.sum(((mask >> (node % 64).to(tl.int64)) & 1).to(tl.int32), 0)
     return (children == 0) | (depth % ROWS == ROWS - 1)
-
-
-@triton.jit
-def rotated(start, angle, cos, sin, inside, d, DIM: tl.constexpr, HAS_ROTARY: tl.constexpr):
-    """Rows at `start`, rotated by the angles at `angle`."""
-    x = tl.load(start + d[None, :], mask=inside, other=0.0)
-    if HAS_ROTARY:
-        half: tl.constexpr = DIM // 2
-        across = tl.where(d < half, d + half, d - half)
-        if half % 8 == 0:
-            across = tl.max_contiguous(tl.multiple_of(across, 8), 8)
-        other = tl.load(start + across[None, :], mask=inside, other=0.0)
-        other = tl.where((d < half)[None, :], -other, other).to(tl.float32)
-        c = tl.load(cos + angle + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        s = tl.load(sin + angle + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        return (x.to(tl.float32) * c + other * s).to(x.dtype)
-    return x
