@@ -75,6 +75,7 @@ class Adapting:
         self._thread: threading.Thread | None = None
         self._noise = torch.Generator().manual_seed(plan.seed)
         self._broken = False
+        self.clock = time.monotonic
         self._rests_until = 0.0  # of the clock: updates are to take a share of the time only
 
     @property
@@ -134,7 +135,7 @@ class Adapting:
         self.inner.observe(slots, records)
         for slot, record in zip(slots, records, strict=True):
             self._note_verified(slot, record)
-        if self.plan.background and self._due and self._thread is None and time.monotonic() >= self._rests_until:
+        if self.plan.background and self._due and self._thread is None and self.clock() >= self._rests_until:
             self._thread = threading.Thread(target=self._update, name="outrider-adapt", daemon=True)
             self._thread.start()
 
@@ -197,7 +198,7 @@ class Adapting:
             self._next = None
 
     def _update(self) -> None:
-        begun = time.monotonic()
+        begun = self.clock()
         try:
             self.taught, since, self._judged = self.rows, self._judged, self.buffer.added
             with _beside(self.inner.driver.traits.device):
@@ -206,7 +207,7 @@ class Adapting:
             self._broken = True
             log.warning("adapting the drafter failed, it stays as it is: %r", error)
         finally:
-            took = time.monotonic() - begun
+            took = self.clock() - begun
             self._rests_until = begun + took / self.plan.share
             self._thread = None
 

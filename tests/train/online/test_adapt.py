@@ -282,7 +282,6 @@ def test_the_surface_names_what_it_holds(target, drafter) -> None:
 def test_updates_take_their_share_of_the_time_and_no_more(target, drafter, monkeypatch) -> None:
     """Two updates of which each takes ten seconds, at a fifth of the time: forty seconds lie between them."""
     now = [0.0]
-    monkeypatch.setattr("outrider.train.online.adapt.time.monotonic", lambda: now[0])
     begun: list[float] = []
 
     def learn(self, fresh) -> None:
@@ -291,6 +290,7 @@ def test_updates_take_their_share_of_the_time_and_no_more(target, drafter, monke
 
     monkeypatch.setattr("outrider.train.online.adapt.Adapting._learn", learn)
     with adapt(engine := engine_of(target, drafter), replace(PLAN, background=True, share=0.2, every=20)) as learner:
+        learner.source.clock = lambda: now[0]
         for first in range(30):
             stream(engine, 1, first=first)
             if (thread := learner.source._thread) is not None:
