@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -58,18 +57,11 @@ class DraftDepth:
 
     def depth(self, cheap: float, room: int) -> int:
         """How deep to ask where the others expect `cheap` accepted candidates; 0: not at all."""
-        return self.depth_together([cheap], room)
-
-    def depth_together(self, cheap: Sequence[float], room: int) -> int:
-        """One depth for a batch: the network runs for all of it, or not at all. Each sequence counts the same."""
-        deepest = min(room, self.deepest if self._late or self._times else 1)
-        numbers = [bisect_left(GRADES, one) for one in cheap]
-        for number in set(numbers):
-            kind = self._kinds[number]
-            if kind.idle >= kind.patience or (kind.seen < self.trials and not self._hopeless(number)):
-                return deepest
-        gains = sum(self._kinds[number].gains[: deepest + 1] for number in numbers)
-        return int(np.argmax(gains))
+        kind, deepest = self._kind(cheap), min(room, self.deepest if self._late or self._times else 1)
+        untried = kind.seen < self.trials and not self._hopeless(cheap)
+        if untried or kind.idle >= kind.patience:
+            return deepest
+        return int(kind.gains[: deepest + 1].argmax())
 
     def time(self, depth: int, seconds: float) -> None:
         """Changes state: a proposal of this depth took so long; 0: none was asked for in this step.
@@ -124,19 +116,7 @@ class DraftDepth:
 
     def learn(self, cheap: float, rates: NDArray[np.float64]) -> None:
         """Changes state: tokens per second of a step with the drafter 0, 1, ... deep, as far as it was asked."""
-        self.learn_together([cheap], [rates])
-
-    def learn_together(self, cheap: Sequence[float], rates: Sequence[NDArray[np.float64]]) -> None:
-        """Changes state: the same of the sequences of one step, those of a kind taken together."""
-        kinds: dict[int, list[NDArray[np.float64]]] = {}
-        for one, found in zip(cheap, rates, strict=True):
-            kinds.setdefault(bisect_left(GRADES, one), []).append(found)
-        for number, several in kinds.items():
-            shared = min(map(len, several))
-            self._learn(self._kinds[number], np.mean([found[:shared] for found in several], axis=0))
-
-    def _learn(self, kind: Gains, rates: NDArray[np.float64]) -> None:
-        asked = len(rates) - 1
+        kind, asked = self._kind(cheap), len(rates) - 1
         # the longer nothing was tried, the less the past counts
         share = 1.0 if kind.seen == 0 else 1 - self.keep ** (1 + kind.silent / 8)
         best, gain = _learn(kind.gains, rates, self.margin, share, kind.seen > 0)
@@ -147,15 +127,18 @@ class DraftDepth:
             kind.patience = min(max(2 * kind.patience if useless else 16, loss), self.longest_patience)
             kind.seen, kind.idle = kind.seen + 1, 0
 
-    def pass_by(self, *cheap: float) -> None:
-        """Changes state: a step with sequences of these kinds did without the whole depth."""
-        for number in {bisect_left(GRADES, one) for one in cheap}:
-            kind = self._kinds[number]
-            kind.idle, kind.silent = kind.idle + 1, kind.silent + 1
+    def pass_by(self, cheap: float) -> None:
+        """Changes state: a step of this kind did without the whole depth."""
+        kind = self._kind(cheap)
+        kind.idle, kind.silent = kind.idle + 1, kind.silent + 1
 
-    def _hopeless(self, number: int) -> bool:
+    def _kind(self, cheap: float) -> Gains:
+        return self._kinds[bisect_left(GRADES, cheap)]
+
+    def _hopeless(self, cheap: float) -> bool:
         """Whether asking did not even pay where the others expect less, and so left more to gain."""
-        return any(kind.seen >= self.trials and kind.gains.argmax() == 0 for kind in self._kinds[:number])
+        poorer = self._kinds[: bisect_left(GRADES, cheap)]
+        return any(kind.seen >= self.trials and kind.gains.argmax() == 0 for kind in poorer)
 
 
 @compiled

@@ -32,8 +32,6 @@ from outrider.core.records import Budget, Load, Role, StepRecord, StepTiming
 from outrider.core.tree import TokenTree
 
 NOTHING = Budget(0, 0)
-LONG = 64  # steps of rest in which texts that begin are not read by a network: drafts of a shorter one's end need them
-LEARNT = 16  # sequences of a step from which the depth of drafts is learnt, at most
 UNSAID = 1e-6  # the claim of a candidate that no drafter is heard for: it takes no chance from its siblings
 
 
@@ -62,10 +60,10 @@ class Offer:
 
 @dataclass(slots=True)
 class _Asked:
-    """What was asked of a part that runs a network in this step."""
+    """What was asked of a part that runs a network in this step, by sequence."""
 
     before: list[Offer]  # what the parts before it have found, weighed without it
-    depth: int
+    depths: list[int]
 
 
 @dataclass(slots=True)
@@ -76,7 +74,6 @@ class _Step:
     batch: int = 1  # sequences
     resting: bool = False  # nothing is drafted in it
     rows: int = 1  # of the step before, until `observe` tells its own
-    number: int = 0
     asked: dict[int, _Asked] = field(default_factory=dict)  # by part
     offers: dict[int, Offer] = field(default_factory=dict)  # before the cut, by slot
 
@@ -94,7 +91,7 @@ class Goodput:
     name: str = "goodput"
     acceptance: Acceptance = field(init=False)
     budget_shares: BudgetShares = field(init=False)  # of parts that sample
-    draft_depths: dict[tuple[int, int], DraftDepth] = field(default_factory=dict)  # by part and size of batch
+    draft_depths: dict[int, DraftDepth] = field(init=False)  # of parts that run a network
     sleeps: dict[int, SleepSchedule] = field(init=False)  # of parts that read rows
     _read_costs: dict[int, ReadCost] = field(default_factory=dict)  # by part
     _used: float = 8.0  # the most candidates that a recent step verified; falls by a tenth a step
@@ -104,6 +101,7 @@ class Goodput:
     def __post_init__(self) -> None:
         self.acceptance = Acceptance(sum(role is not Role.DRAWS for role in self.roles))
         self.budget_shares = BudgetShares(sum(role is Role.DRAWS for role in self.roles))
+        self.draft_depths = {i: DraftDepth(self.deepest) for i, role in enumerate(self.roles) if role is Role.RUNS}
         self.sleeps = {i: SleepSchedule() for i, role in enumerate(self.roles) if role is Role.LOOKS}
 
     def begin(self, slot: int) -> None:
@@ -118,8 +116,7 @@ class Goodput:
         """Room for twice the candidates that have been in use: a larger tree takes longer to draft and to weigh."""
         if self.costs is None:
             return [self.limit & limit for limit in limits]
-        resting = self._rest(load.batch) > 0
-        self._step = _Step(load.context, load.batch, resting, self._step.rows, self._step.number + 1)
+        self._step = _Step(load.context, load.batch, self._rest(load.batch) > 0, self._step.rows)
         if self._step.resting:
             return [NOTHING] * len(slots)
         enough = Budget(min(int(2 * self._used) + 2, self.limit.nodes), self.limit.depth)
@@ -132,18 +129,8 @@ class Goodput:
 
     def reads(self, part: int) -> bool:
         """A part that runs a network runs it over prompts, too: not where nothing is drafted for some time to come."""
-        long = self.costs is not None and self._rest(self._step.batch) > LONG
-        return self.awake(part) and not (self.roles[part] is Role.RUNS and long)
-
-    def follows(self, part: int) -> bool:
-        """In a long rest of several sequences those that cost next to nothing alone are not told of steps: for each
-        sequence that takes time, and they read the text later. A network would have lost its thread."""
-        spared = self.roles[part] is Role.FREE and self._step.batch > 1 and self._long_rest
-        return self.awake(part) and not spared
-
-    @property
-    def _long_rest(self) -> bool:
-        return self.costs is not None and self._rest(self._step.batch) > LOOK
+        resting = part in self.draft_depths and self.costs is not None and self._rest(self._step.batch) > LOOK
+        return self.awake(part) and not resting
 
     def shares(self) -> Sequence[float]:
         return self.budget_shares.now()
@@ -151,21 +138,20 @@ class Goodput:
     def ask(
         self, part: int, slots: Sequence[int], found: Sequence[Candidates], budgets: Sequence[Budget]
     ) -> Sequence[Budget]:
-        """A network is asked as deep as has paid in steps in which the others expected as much as they do now, for the
-        whole batch: it takes about as long for one sequence as for all."""
+        """A network is asked as deep as has paid in steps in which the others expected as much as they do now."""
         if not self.awake(part):
             return [NOTHING] * len(slots)
-        if self.roles[part] is not Role.RUNS or self.costs is None:
+        if part not in self.draft_depths or self.costs is None:
             return budgets
-        choice = self._draft_depth(part)
+        choice = self.draft_depths[part]
         before = [self._offer(candidates) for candidates in found]
-        room = max(budget.depth for budget in budgets)
-        depth = choice.depth_together([offer.expected for offer in before], room)
-        self._step.asked[part] = _Asked(before, depth)
-        if not depth:
-            return [NOTHING] * len(slots)
+        depths = [choice.depth(offer.expected, budget.depth) for offer, budget in zip(before, budgets, strict=True)]
+        self._step.asked[part] = _Asked(before, depths)
         least = choice.least(float(self.costs.seconds(len(slots), 0, self._step.context)[0]))
-        return [budget & Budget(budget.nodes, depth, least) for budget in budgets]
+        return [
+            Budget(budget.nodes, depth, least) if depth else NOTHING
+            for budget, depth in zip(budgets, depths, strict=True)
+        ]
 
     def size(
         self, slots: Sequence[int], proposals: Proposals, budgets: Sequence[Budget], load: Load, seconds: float
@@ -256,8 +242,8 @@ class Goodput:
     ) -> None:
         """Changes state: what each part took, and how fast the step is expected to be with it and without it."""
         for run in proposals.runs:
-            if self.roles[run.part] is Role.RUNS:
-                self._draft_depth(run.part).time(run.levels, run.seconds)
+            if run.part in self.draft_depths:
+                self.draft_depths[run.part].time(run.levels, run.seconds)
                 if (asked := self._step.asked.pop(run.part, None)) is not None:
                     self._learn_depth(run.part, run.levels, asked, offers, fitting, batch, spent)
             elif run.part in self.sleeps and self.sleeps[run.part].awake:
@@ -272,20 +258,18 @@ class Goodput:
         self, part: int, levels: int, asked: _Asked, offers: Sequence[Offer], fitting: Sequence[int], batch: int,
         spent: float,
     ) -> None:  # fmt: skip
-        choice, step = self._draft_depth(part), self._each(batch, max(fitting))
-        choice.ran(levels, asked.depth)
-        if asked.depth < choice.deepest:
-            choice.pass_by(*(before.expected for before in asked.before))
-        if asked.depth == 0:
-            return
-        drafting = all_drafting(choice.seconds(asked.depth), levels, spent, batch)
-        seen = range(self._step.number % -(-batch // LEARNT), batch, -(-batch // LEARNT))
-        found = []
-        for offer, before, count in ((offers[i], asked.before[i], fitting[i]) for i in seen if i < len(offers)):
+        choice, step = self.draft_depths[part], self._each(batch, max(fitting))
+        choice.ran(levels, max(asked.depths))
+        for offer, before, depth, count in zip(offers, asked.before, asked.depths, fitting, strict=True):
+            if depth < choice.deepest:
+                choice.pass_by(before.expected)
+            if depth == 0:
+                continue
+            drafting = all_drafting(choice.seconds(depth), levels, spent, batch)
             each, trie = step[: count + 1], offer.candidates
-            found.append(rates(offer.weights, offer.order, trie.makers, trie.depths, 1 << part, each, drafting))
-            found[-1][0] = _best_rate(before.weights, before.order, each, drafting[0])
-        choice.learn_together([asked.before[i].expected for i in seen if i < len(offers)], found)
+            found = rates(offer.weights, offer.order, trie.makers, trie.depths, 1 << part, each, drafting)
+            found[0] = _best_rate(before.weights, before.order, each, drafting[0])
+            choice.learn(before.expected, found)
 
     def _gain(self, part: int, seconds: float, offer: Offer, count: int, batch: int, spent: float) -> float:
         """Logarithm of the speed with this part over that without it, its reading of the step's rows included."""
@@ -316,10 +300,10 @@ class Goodput:
     def _compare(self, members: int, records: Sequence[StepRecord], timing: StepTiming) -> None:
         """Changes state: the step's tokens and seconds, to compare speculation with plain decoding."""
         assert self.costs is not None
-        backoff, total = self._backoff(timing.batch), timing.total
         if timing.prompt_rows:  # what the step would have taken without them is a guess
-            backoff.pass_by()
+            self._backoff(timing.batch).pass_by()
             return
+        backoff, total = self._backoff(timing.batch), timing.total
         alone = total - timing.draft
         if timing.others:  # the time of candidates that another controller plans for does not count
             candidates = timing.rows - timing.batch
@@ -340,18 +324,8 @@ class Goodput:
 
     def _backoff(self, batch: int) -> Backoff:
         """Lenient, since candidates are weighed by their costs anyway and a text that begins to repeat itself pays many
-        times for drafts that brought nothing: it is to rest where costs are misjudged, not after some unlucky steps.
-        The more sequences, the less is luck."""
-        if batch not in self._backoffs:
-            self._backoffs[batch] = Backoff(rest=16, margin=1 - 0.06 / math.sqrt(batch))
-        return self._backoffs[batch]
-
-    def _draft_depth(self, part: int) -> DraftDepth:
-        """Batches of about the same size share what they have learnt."""
-        key = part, (self._step.batch - 1).bit_length()
-        if key not in self.draft_depths:
-            self.draft_depths[key] = DraftDepth(self.deepest)
-        return self.draft_depths[key]
+        times for drafts that brought nothing: it is to rest where costs are misjudged, not after some unlucky steps."""
+        return self._backoffs.setdefault(batch, Backoff(rest=16, margin=0.94))
 
 
 _NO_OFFER = Offer(NO_CANDIDATES, np.ones(1), np.zeros(0, dtype=np.int64))

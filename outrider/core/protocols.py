@@ -252,10 +252,6 @@ class Advice(Protocol):
         """Whether the part is told of the prompts that run now."""
         ...
 
-    def follows(self, part: int) -> bool:
-        """Whether the part is told of the step that runs now; one that is not reads the text when it is told again."""
-        ...
-
     def ask(
         self, part: int, slots: Sequence[int], found: Sequence[Candidates], budgets: Sequence[Budget]
     ) -> Sequence[Budget]:

@@ -84,11 +84,9 @@ class Mix:
 
     def observe(self, slots: Sequence[int], records: Sequence[StepRecord]) -> None:
         for number, part in enumerate(self.parts):
-            if not self.advice.follows(number):
-                continue
             if part.role is not Role.LOOKS:
                 part.drafter.observe(slots, records)
-            else:
+            elif self.advice.awake(number):
                 begun = self.clock()
                 part.drafter.observe(slots, records)
                 self._looked[number] = self._looked.get(number, 0.0) + self.clock() - begun

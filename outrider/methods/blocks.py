@@ -92,7 +92,9 @@ def _dflash_source(parts: Parts, net: Any, width: int, recorded: bool = False) -
     key = ("blocks", net, recorded)
     if key not in parts.drafts:  # made once for all methods that draft with this network
         with told_if_compiling("the drafter"):
-            parts.drafts[key] = block_driver(net, embedding(parts.target, parts.loaded), parts.target if recorded else None)
+            parts.drafts[key] = block_driver(
+                net, embedding(parts.target, parts.loaded), parts.target if recorded else None
+            )
     return DFlashSource(parts.drafts[key], width=width)
 
 

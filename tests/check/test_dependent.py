@@ -35,4 +35,4 @@ def test_every_method_whose_rule_can_be_chosen_is_among_them() -> None:
     """The others run under the invariant rule, whatever they are asked."""
     assert {info.name for info in RECIPES} - set(coupled_methods()) == {"plain", "accept-none", "ppd", "superposed"}
     assert {find(name).family for name in one_a_family()} == {find(name).family for name in coupled_methods()}
-    assert {"draft-model", "jacobi", "stand", "eagle3", "mix", "prompt-lookup"} == set(one_a_family())
+    assert {"draft-model", "jacobi", "stand", "eagle3", "dflash", "mix", "prompt-lookup"} == set(one_a_family())

@@ -61,7 +61,7 @@ def test_a_rest_ends_where_another_text_begins() -> None:
 
 def test_a_rest_of_a_batch_outlasts_a_single_newcomer_and_ends_once_all_may_be_others() -> None:
     control = opened()
-    drive(control, 800, lambda i: 1, draft=0.5, batch=4)
+    drive(control, 1000, lambda i: 1, draft=0.5, batch=4)
     for begun in range(4):
         assert not any(drive(control, 20, lambda i: 3, draft=0.5, batch=4)), begun
         control.begin(begun)

@@ -268,7 +268,7 @@ def test_what_was_learnt_comes_back_and_can_be_forgotten() -> None:
 def test_what_a_path_must_be_worth_does_not_grow_with_the_batch_that_shares_a_level(batch: int) -> None:
     network = Counted(lambda: [(2, 2)], 0.7)
     mix = mix_of(network, last=Role.RUNS, slots=batch, seconds=flat)
-    mix.control._draft_depth(0).time(6, 0.7)
+    mix.control.draft_depths[0].time(6, 0.7)
     mix.trees(range(batch), [Budget(16, 6)] * batch, [None] * batch)
     assert [budget.least for budget in network.asked] == pytest.approx([0.2] * batch)
 
