@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.core.records import NO_NEEDS, Piece
 from outrider.core.tree import TokenTree, fixed, root
-from outrider.runtime.cuda.packing import pack
+from outrider.runtime.cuda.packing import smallest
+from outrider.runtime.cuda.recordings import Size
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {
@@ -48,7 +49,8 @@ def pretend(target: Any, slot: int, context: int) -> None:
 def step_of(target: Any, slots: Sequence[int], trees: Sequence[TokenTree]) -> Any:
     """What runs a pass over these trees."""
     blocks = [target._block(Piece(slot, tree=tree)) for slot, tree in zip(slots, trees, strict=True)]
-    return target.backend._step(pack(blocks, NO_NEEDS).bucket, NO_NEEDS)
+    recordings = target.backend.recordings
+    return recordings.at(recordings.find(Size.of(smallest(blocks, NO_NEEDS), NO_NEEDS)))
 
 
 def stored(target: Any) -> Any:

@@ -27,6 +27,7 @@ from outrider.store.prompts import built_in_prompts
 
 PATH = "/v1/chat/completions"
 REFUSED = 50
+LONG = 1500  # tokens of a text that keeps the server busy
 
 
 def direct(engine: Outrider, text: str, max_tokens: int, method: str) -> tuple[float, float, str]:
@@ -57,10 +58,11 @@ def body(text: str, max_tokens: int, method: str) -> dict[str, Any]:
 
 async def refusals(server: Server, text: str) -> list[float]:
     """Milliseconds until 429, while one text runs and one waits."""
-    busy = [asyncio.create_task(post(HOST, server.port, PATH, body(text, 2000, "plain"))) for _ in range(2)]
+    busy = [asyncio.create_task(post(HOST, server.port, PATH, body(text, LONG, "plain"))) for _ in range(2)]
     await asyncio.sleep(1.0)
     times = []
     while len(times) < REFUSED:
+        assert not any(task.done() for task in busy), "a text that was to keep the server busy has ended"
         made = await post(HOST, server.port, PATH, body(text, 10, "plain"))
         if made.status == 429:
             times.append(1e3 * (made.ended - made.sent))
