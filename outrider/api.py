@@ -135,9 +135,9 @@ class Outrider:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider")
 
     def _draft_target(self, model: Any, limits: Mapping[str, Any]) -> Target:
-        made = choice.build_draft(model, self.target, **{**limits, "max_context": self.target.max_context})
-        self._draft_targets.append((made, model))
-        return made
+        wanted = {**limits, "max_context": self.target.max_context}
+        self._draft_targets.append((choice.build_draft(model, self.target, **wanted), model))
+        return self._draft_targets[-1][0]
 
     @property
     def tokenizer(self) -> Any:
@@ -153,17 +153,15 @@ class Outrider:
         return self._recipes[name]
 
     def use_drafter(self, network: Any, kind: str = "") -> None:
-        """Methods that are made ready from now on, and are not told which drafter to take, draft with this network: of
-        a trained `kind` ("eagle3", "medusa", ...), or else a causal language model of the target's vocabulary."""
+        """Methods made ready from now on draft with this, a network of a trained `kind` or a causal language model."""
         self._parts.use_drafter(network, kind)
 
     def _build(self, name: str, options: Mapping[str, Any] | None = None, kept: bool = True) -> Recipe:
         with phase("drafters"):
             recipe = methods.build(name, self._parts, options)
         self._memory.recall((recipe.controller, recipe.drafter), kept)
-        needs = recipe.drafter.needs if recipe.drafter is not None else NO_NEEDS
+        self.target.prepare((), needs := recipe.drafter.needs if recipe.drafter is not None else NO_NEEDS)
         self._needs |= needs
-        self.target.prepare((), needs)
         return recipe
 
     def collect_memory(self) -> Arrays:
@@ -310,8 +308,7 @@ class Outrider:
         self.target.prepare(contexts, self._needs)
 
     def refresh(self) -> None:
-        """Run the weights that `loaded.model` has now, which were changed in place, such as by training; not beside a
-        request. What ran with the old ones leaves the cache; drafters made of the model's layers follow."""
+        """Run the weights of `loaded.model` as they are now, changed in place; drafters of its layers follow."""
         for target, model in [(self.target, self.loaded.model), *self._draft_targets]:
             if not isinstance(target, Refreshes):
                 raise InputError("a model that is spread over processes cannot be changed in place; load it again")

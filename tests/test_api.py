@@ -11,7 +11,7 @@ import outrider
 from outrider.api import Outrider
 from outrider.core.errors import InputError, UnknownName
 from outrider.core.generation import FinishReason, Generation
-from outrider.core.records import Needs
+from outrider.core.records import NO_NEEDS, Needs
 from outrider.runtime import choice
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.slots import SlotTarget
@@ -235,7 +235,8 @@ def test_a_target_is_told_what_its_methods_need_before_the_first_text(smollm2, m
     build = lambda model, runtime, precision, **limits: Preparing(EagerBackend(model), **limits)  # noqa: E731
     monkeypatch.setattr(choice, "build", build)
     engine = Outrider(smollm2, "plain", limits={"max_context": 256})
-    assert not told  # plain decoding needs nothing
+    assert told == [((), NO_NEEDS)]  # plain decoding needs nothing, in passes of any number of sequences
+    told.clear()
     layers = engine.recipe("eagle3", {"budget": 4}).drafter.needs.hidden
     assert len(layers) == 3 and told == [((), Needs(hidden=layers))]
     engine.prepare([64])

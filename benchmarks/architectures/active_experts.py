@@ -113,8 +113,11 @@ def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("layers", 6), ("hidden", 256), ("experts", 32), ("tokens", 96), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--experts", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--right", type=float, default=0.8)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", default="")

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.core.records import NO_NEEDS, Piece
 from outrider.core.tree import TokenTree, fixed, root
 from outrider.runtime.cuda.packing import smallest
-from outrider.runtime.cuda.recordings import Size
+from outrider.runtime.cuda.sizes.recordings import Size
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {

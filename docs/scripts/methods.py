@@ -65,6 +65,13 @@ PAGES = (
         ("model",),
     ),
     Page(
+        "stopping.md",
+        "Drafts that know when to stop",
+        "Chains of a draft model, or of a trained layer, that end by the drafter's doubt of itself. "
+        "[How they decide](../guides/drafting/stopping.md).",
+        names=("specdec-plus-plus", "speckv"),
+    ),
+    Page(
         "early-exit.md",
         "Early exits",
         "The target's own first layers draft: as they are, left where it pays, or with a trained adapter. "

@@ -65,7 +65,7 @@ def grown(name: str, kind: str, make: MakeSource, parts: Parts, options: BlockOp
 
 
 def _grower(options: BlockOptions, depth: int) -> Grower:
-    from outrider.grow.best_first import BestFirst
+    from outrider.grow.block.best_first import BestFirst
     from outrider.grow.chain import Chain
     from outrider.grow.dyspec import Threshold
     from outrider.grow.either import Either
@@ -136,7 +136,7 @@ def _diffuspec(parts: Parts, options: DiffuSpecOptions) -> Recipe:
     from outrider.control.draft_length import DraftLength
     from outrider.core.protocols import WholeSource
     from outrider.draft.block.diffuspec import DiffuSpec, DiffuSpecSource, Trigrams
-    from outrider.grow.lattice import Lattice
+    from outrider.grow.block.lattice import Lattice
     from outrider.models.trained import drafter_of
 
     kind = _kind(parts, options.drafter)

@@ -45,7 +45,7 @@ def test_every_method_has_its_paper_its_options_and_a_file_that_exists() -> None
 def test_a_method_whose_family_has_no_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = script("methods")
     monkeypatch.setattr(methods, "PAGES", methods.PAGES[:-1])
-    with pytest.raises(SystemExit, match="give its family, 'feature', a page"):
+    with pytest.raises(SystemExit, match="give its family, 'block', a page"):
         methods.pages()
 
 

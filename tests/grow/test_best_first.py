@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.core.records import Budget
 from outrider.core.tree import QRow
 from outrider.draft.marginals import Marginals
-from outrider.grow.best_first import BestFirst, best_tree
+from outrider.grow.block.best_first import BestFirst, best_tree
 from outrider.grow.chain import Chain
 from outrider.grow.dyspec import Heap, Threshold
 from outrider.grow.topk import TopK

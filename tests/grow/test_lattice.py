@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.core.records import Budget
 from outrider.core.tree import Law, QRow
 from outrider.draft.marginals import Marginals
-from outrider.grow.lattice import Lattice, Place
+from outrider.grow.block.lattice import Lattice, Place
 
 END = 99
 TOKENS = 4

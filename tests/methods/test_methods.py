@@ -167,7 +167,7 @@ def test_a_trained_drafter_drafts_wider_where_wide_steps_cost_little(
 
 
 def test_mix_asks_a_target_that_pads_its_steps_for_their_width(monkeypatch, tiny_llama) -> None:
-    monkeypatch.setattr(common, "cost_curve", lambda parts: SimpleNamespace(seconds=float))
+    monkeypatch.setattr(common, "cost_curve", lambda parts: SimpleNamespace(seconds=float, experts=None))
 
     def seconds(traits: Traits) -> list[float]:
         target = SimpleNamespace(device=torch.device("cpu"), vocab_size=64, traits=traits)

@@ -218,7 +218,9 @@ def parts() -> methods.Parts:
         device=target.device,
     )  # fmt: skip
     refuse: Any = lambda *_: pytest.fail("there is no other model")  # noqa: E731
-    return methods.Parts(target, loaded, refuse, refuse, cost=SimpleNamespace(seconds=lambda rows: 1e-3 + 1e-5 * rows))
+    return methods.Parts(
+        target, loaded, refuse, refuse, cost=SimpleNamespace(seconds=lambda rows: 1e-3 + 1e-5 * rows, experts=None)
+    )
 
 
 def texts(parts: methods.Parts, recipe: Recipe, **sampling: Any) -> tuple[list[list[int]], int]:

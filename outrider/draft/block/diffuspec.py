@@ -1,6 +1,6 @@
 """DiffuSpec: a trigram model beside a block drafter, so that a search finds a path that also reads left to right.
 
-arXiv 2510.02358. Lossless: the path is searched among likely tokens (`grow/lattice.py`), never drawn. The paper's
+arXiv 2510.02358. Lossless: the path is searched among likely tokens (`grow/block/lattice.py`), never drawn. The paper's
 drafter is a pretrained diffusion model of the target's tokenizer; here it is any trained block drafter. Trigrams are
 counted in the texts that run, prompts and answers; how a text went on after its last two tokens weighs most, after the
 last one less, and every token keeps a little. Bounded in bytes; shared by requests unless asked otherwise, kept with
@@ -66,7 +66,7 @@ class Seat:
 
 
 class DiffuSpecSource:
-    """A block drafter as it is, with a causal model beside it: `grow.lattice.CausalSource`."""
+    """A block drafter as it is, with a causal model beside it: `grow.block.lattice.CausalSource`."""
 
     name = "diffuspec"
 

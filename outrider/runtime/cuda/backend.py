@@ -3,10 +3,10 @@
 A pass of up to 1024 rows of up to 64 sequences, trees of up to 128 nodes and stretches of text side by side, is one
 CUDA graph: accepted paths of the last step moved, forward, likeliest tokens. The rows stand one behind another
 (`packing`); sizes in between are padded, and padding reads nothing. What changes from pass to pass is one small tensor
-that is copied in; one synchronisation fetches what was chosen. Which sizes are recorded, and when, is said in
-`recordings`; wider trees, and trees deeper than a window, run eagerly on the same cache. Exact: logits are those of
-independent forwards up to summation order. Cost: some tenths of a second to record each size; memory for the graphs is
-bounded by `graph_bytes`.
+that is copied in; one synchronisation fetches what was chosen. Which sizes are recorded, and when, is said in `sizes`;
+wider trees, and trees deeper than a window, run eagerly on the same cache. Exact: logits are those of independent
+forwards up to summation order. Cost: some tenths of a second to record each size; memory for the graphs is bounded by
+`graph_bytes`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from outrider.runtime.attention import switched
 from outrider.runtime.backend import Bounds
 from outrider.runtime.blocks.allocator import Allocator
 from outrider.runtime.blocks.stretches import StretchSlots
-from outrider.runtime.cuda import kept_sizes, reference
+from outrider.runtime.cuda import reference
 from outrider.runtime.cuda.cache import DeferredCache
 from outrider.runtime.cuda.fusion import Fusion, real
 from outrider.runtime.cuda.packing import ROWS, Packed, cover, pack, passes, smallest
-from outrider.runtime.cuda.recordings import FIRST_S, Recordings, Size
 from outrider.runtime.cuda.reference import MAX_NODES
 from outrider.runtime.cuda.same_bits.choice import ANY, SAME, has_same_bits, ordered
+from outrider.runtime.cuda.sizes import kept as kept_sizes
+from outrider.runtime.cuda.sizes.recordings import FIRST_S, Recordings, Size
 from outrider.runtime.cuda.step import MOVES, NAME, Outputs, Shelf, Step, StepCache, running
 from outrider.runtime.eager.backend import EagerBackend
 from outrider.runtime.passes import Block, Pass, text_block

@@ -125,6 +125,7 @@ class FixedPass(Pass):
         self.dtype, self.device, self.capacity = dtype, device, capacity
         self.blocks: Sequence[Block] = ()
         self.consecutive, self.slot, self.start, self.attended = False, 0, 0, 0
+        self.vectors = []  # side rows are refused for these models
         self._folded: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         inputs = torch.zeros((2, size.batch, size.rows), dtype=torch.long, device=device)
         self.inputs, (self.input_ids, self.positions) = inputs, inputs

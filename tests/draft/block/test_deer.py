@@ -13,7 +13,7 @@ from outrider.core.records import Budget
 from outrider.core.sampling import SamplingParams
 from outrider.draft.block.deer import TOGETHER, DeerSource
 from outrider.draft.grown import Grown
-from outrider.grow.best_first import BestFirst
+from outrider.grow.block.best_first import BestFirst
 from outrider.grow.chain import Chain
 from outrider.models import load_model
 from outrider.models.networks.block import BlockShape, DeerNet

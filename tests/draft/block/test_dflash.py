@@ -17,7 +17,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.schedule import run_texts
 from outrider.draft.block.dflash import DFlashSource
 from outrider.draft.grown import Grown
-from outrider.grow.best_first import BestFirst
+from outrider.grow.block.best_first import BestFirst
 from outrider.grow.chain import Chain
 from outrider.grow.dyspec import Threshold
 from outrider.models import load_model

@@ -11,7 +11,7 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.tree import QRow
 from outrider.draft.block.diffuspec import DiffuSpec, DiffuSpecSource, Trigrams
 from outrider.draft.marginals import Marginals
-from outrider.grow.lattice import Lattice
+from outrider.grow.block.lattice import Lattice
 from tests.draft.toy_loop import history
 from tests.drafters import drafter, some_text
 

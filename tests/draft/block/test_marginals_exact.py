@@ -9,9 +9,9 @@ from outrider.core.records import NO_NEEDS, Budget
 from outrider.core.tree import QRow, chain
 from outrider.draft.grown import Grown
 from outrider.draft.marginals import Marginals
+from outrider.grow.block.lattice import Lattice
 from outrider.grow.chain import Chain
 from outrider.grow.dyspec import Threshold
-from outrider.grow.lattice import Lattice
 from outrider.verify.recursive import Recursive
 from outrider.verify.rejection import Rejection
 from tests.draft.toy_loop import distribution_gap

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from outrider.core.records import NO_NEEDS, Needs, Piece
 from outrider.core.tree import fixed
-from outrider.runtime.cuda import kept_sizes
 from outrider.runtime.cuda.packing import ROWS, Bucket, cover, smallest
-from outrider.runtime.cuda.recordings import SHARE, WORTH, Recordings, Size
+from outrider.runtime.cuda.sizes import kept as kept_sizes
+from outrider.runtime.cuda.sizes.recordings import SHARE, WORTH, Recordings, Size
 from outrider.runtime.slots import SlotTarget
 from outrider.runtime.targets import cuda_target
 from tests.runtime.cuda import test_packing

@@ -20,10 +20,10 @@ from outrider.core.errors import InputError
 from outrider.core.files import write_atomic
 from outrider.models.known import digest, kind_of
 from outrider.runtime.cuda.packing import ROWS, SEQUENCES, Bucket
-from outrider.runtime.cuda.recordings import Size
+from outrider.runtime.cuda.sizes.recordings import Size
 
 log = logging.getLogger("outrider")
-MOST = 48  # sizes that are kept
+MAX_SIZES = 48  # sizes that are kept
 FADE = 0.5  # what a start counts against the one after it
 
 
@@ -44,7 +44,7 @@ def write(path: Path, wanted: Mapping[Size, int]) -> None:
     entries = [
         {"sequences": size.bucket.sequences, "rows": size.bucket.rows, "scored": size.bucket.scored,
          "hidden": size.hidden, "top": size.top, "uses": uses}
-        for size, uses in Counter(wanted).most_common(MOST)
+        for size, uses in Counter(wanted).most_common(MAX_SIZES)
     ]  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

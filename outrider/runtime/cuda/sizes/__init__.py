@@ -1,0 +1,1 @@
+"""Which sizes of passes are recorded, and which a kind of model was asked for most."""
